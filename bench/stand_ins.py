@@ -103,17 +103,20 @@ class CupyArray:
 
 
 class TorchTensor:
-    """What gemmkit reads of a ``torch.Tensor``. Its methods are C functions, as PyTorch's are."""
+    """What gemmkit reads of a ``torch.Tensor``. But for `data_ptr` its methods are C functions, as PyTorch's are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, pointer: int = _SAME, device: Any = ("cuda", 0),
                  strides: tuple[int, ...] | None = None):
         self.shape, self.dtype, self.device, self.layout = shape, dtype, device, "strided"
         self.is_cuda, self.requires_grad = True, False
         self.stride = repeat(_c_strides(shape, 1) if strides is None else strides).__next__
-        self.data_ptr = repeat(pointer).__next__
+        self.pointer = pointer
         self.get_device = repeat(device[1]).__next__
         self.is_conj = self.is_neg = repeat(False).__next__
         self.__cuda_array_interface__: dict[str, Any] = {}  # it is there, and not read
+
+    def data_ptr(self) -> int:
+        return self.pointer
 
     def as_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TorchTensor:
         return TorchTensor(tuple(shape), self.dtype, self.data_ptr(), self.device, tuple(strides))

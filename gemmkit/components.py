@@ -82,8 +82,7 @@ class Component(metaclass=ComponentClass):
         if "__repr__" not in vars(cls):
             cls.__repr__ = _paste_able                                    # type: ignore[method-assign]
 
-    def __post_init__(self, *_: Any) -> None:
-        check_fields(self)
+    __post_init__ = check_fields
 
     def __device_type__(self) -> types.Type:
         return freeze(self).type
@@ -552,7 +551,10 @@ def _read(component: Component, key: list[Any], brought: list[Any], arrays: list
     for name, is_scalar in read:
         value = getattr(component, name)
         kind = type(value)
-        if arrays is not None and kind in KEYS:
+        if kind in _fields:                            # a component that has been read before
+            if not _read(value, key, brought, arrays):
+                return False
+        elif arrays is not None and kind in KEYS:
             arrays.append(value)
             key.append(ADDRESS)
             brought.append(ADDRESS)

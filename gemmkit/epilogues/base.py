@@ -340,15 +340,18 @@ class ComposedEpilogue(Epilogue):
     second: Epilogue
 
     def __post_init__(self) -> None:
-        for name, part in (("first", self.first), ("second", self.second)):
-            if not isinstance(part, Epilogue):
-                raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
-                                "epilogues.Elementwise")
-            if part.stores_itself:
-                raise TypeError(f"{name}={part!r} {part.alone}")
-        if self.first.is_last:
-            raise TypeError(f"first={self.first!r} {self.first.ending().ends}; put {self.second!r} in front of it, or into "
-                            "a call of its own")
+        first: Any = self.first
+        second: Any = self.second
+        if not isinstance(first, Epilogue) or not isinstance(second, Epilogue):
+            name, part = ("second", second) if isinstance(first, Epilogue) else ("first", first)
+            raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
+                            "epilogues.Elementwise")
+        if first.stores_itself or second.stores_itself:
+            name, part = ("first", first) if first.stores_itself else ("second", second)
+            raise TypeError(f"{name}={part!r} {part.alone}")
+        if first.is_last:
+            raise TypeError(f"first={first!r} {first.ending().ends}; put {second!r} in front of it, or into a call of its "
+                            "own")
 
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)

@@ -25,8 +25,7 @@ from gemmkit.components import arrays_of, check_held
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
 from gemmkit.lang.errors import ConfigError
-from gemmkit.plans import launch as plans
-from gemmkit.plans.launch import KnownCall, cache
+from gemmkit.plans.launch import KnownCall, KnownCalls
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import Program, program
@@ -38,7 +37,6 @@ from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
     KEYS,
     ArrayInfo,
-    Recogniser,
     RequiresGradient,
     as_stream_handle,
     describe,
@@ -274,7 +272,7 @@ def without_keys(out: Parameter, q: Parameter, lse: Parameter | None) -> None:
 
 def program_arguments(call: AttentionCall) -> dict[str, Any]:
     """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays, which are in
-    the order in which `quickly` brings them."""
+    the order in which known calls bring them."""
     operands = call.operands
     if not call.keys:                                  # rows as long as out's, whatever is in them
         q, v = operands.q, operands.v
@@ -360,18 +358,19 @@ class AttentionCall(NamedTuple):
         return "pages" in self.lengths
 
 
-def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: plans.Quick | None) -> None:
-    """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``quick`` from then
-    on."""
+def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, seen: Seen | None,
+                  out: Any = None) -> None:
+    """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``seen`` from then
+    on; ``out``: the result that was given."""
     call = folded(call)
     used, arguments = softmax_attention if call.keys else without_keys, program_arguments(call)
     plan = launch(used, arguments, arrays, call.operands.q, stream)
-    if quick is not None and call.keys and plan is not None:
-        key, at_out, brought = quick
+    if seen is not None and call.keys and plan is not None:
+        rest, given, behind, held = seen
         taken = *(describe(arguments[name], name).pointer for name in plan.given), 0
-        if (call.out.pointer, *brought)[:len(taken)] == taken:              # a known call brings them in this order
-            known = _calls.get(key) or _calls.keep(key, KnownCall(plan.start, describe(arrays["out"], "out")))
-            known.allow(at_out, *brought)
+        at = [describe(x, "").pointer for x in given]
+        if (call.out.pointer, *at, *behind)[:len(taken)] == taken:   # a known call brings them in this order
+            _calls.keep(rest, given, held, out, lambda: KnownCall(plan.start, describe(arrays["out"], "out")))
 
 
 def launch(used: Program, arguments: dict[str, Any], arrays: dict[str, Any], q: ArrayInfo,
@@ -406,24 +405,31 @@ def _copied(arrays: Sequence[np.ndarray], names: Sequence[str], q: ArrayInfo, st
     return found
 
 
-_calls = cache()
+_calls = KnownCalls()
+
+#: What is quickly seen of a call: what it is known by, its arrays, its numbers, and what its mask and score bring.
+Seen = tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
 
-_recogniser = Recogniser()
-
-
-def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any,
-            key_starts: Any, key_lengths: Any, pages: Any, lse: Any = None) -> plans.Quick | None:
+def quickly(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any, key_starts: Any,
+            key_lengths: Any, pages: Any, lse: Any = None) -> Seen | None:
     """Of a call whose lengths are on the GPU; ``lse`` is an array for the logarithms of its sums."""
-    if current_mode() is not None:
+    if scale is not None and (type(scale) is not float or not -LARGEST <= scale <= LARGEST):
         return None
+    shape = getattr(q, "shape", None)
+    if not shape:
+        return None
+    factor = 1 / math.sqrt(shape[-1] or 1) if scale is None else scale or components.exact(scale)
+    rest: tuple[Any, ...] = layout, lse is None, factor > 0 if type(factor) is float else False
+    if mask is score is lengths is key_starts is key_lengths is pages is None:
+        return rest, (q, k, v) if lse is None else (q, k, v, lse), (0, factor), ()
     given = [q, k, v]
     for x in (key_starts, key_lengths, pages) if lengths is None else lengths if type(lengths) is tuple else (0,):
         if type(x) in KEYS and type(x) is not np.ndarray:
             given.append(x)
         elif x is not None:
             return None
-    key: list[Any] = [layout, lengths is None, key_starts is None, key_lengths is None, pages is None, lse is None]
+    key: list[Any] = [*rest, lengths is None, key_starts is None, key_lengths is None, pages is None]
     given += () if lse is None else (lse,)
     held: list[Any] = []
     for rule in (mask, score):
@@ -434,16 +440,7 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
         if not isinstance(rule, (Mask, Score)):
             return None
         components.seen(rule, key, held)
-    if scale is not None and (type(scale) is not float or not -LARGEST <= scale <= LARGEST):
-        return None
-    key.append(scale is None or scale > 0)
-    quick = plans.quickly(_recogniser, tuple(key), tuple(given), out)
-    shape = getattr(q, "shape", None)
-    if quick is None or not shape:
-        return None
-    known_by, at_out, at = quick
-    factor = 1 / math.sqrt(shape[-1] or 1) if scale is None else scale or components.exact(scale)
-    return known_by, at_out, (*at, 0, factor, *held)
+    return tuple(key), tuple(given), (0, factor, *held), tuple(held)
 
 
 EVERYTHING, PLAIN, LAST_QUERY = Everything(), PlainScores(), Causal()         # what their properties cost is paid once
@@ -509,17 +506,16 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
     try:
         lse = _logarithms(q, layout, lengths is not None) if return_lse and current_mode() is None else None
-        quick = None
+        seen = None
         if lse is not None or not return_lse:
-            quick = quickly(q, k, v, out, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, lse)
-        if quick is not None:
-            key, at_out, brought = quick
-            known: KnownCall | None = _calls.get(key)
-            result = None if known is None else known.again(q, at_out, brought, out, stream)
+            seen = quickly(q, k, v, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, lse)
+        if seen is not None:
+            rest, given, behind, held = seen
+            result = _calls.again(rest, given, behind, held, out, stream)
             if result is not None:
                 return (result, lse) if return_lse else result
         of_keys = {"key_starts": key_starts, "key_lengths": key_lengths, "pages": pages}
-        return _attention(q, k, v, mask, score, scale, layout, lengths, of_keys, out, return_lse, lse, stream, quick)
+        return _attention(q, k, v, mask, score, scale, layout, lengths, of_keys, out, return_lse, lse, stream, seen)
     except RequiresGradient:                           # nothing has been launched or written
         if not any(getattr(x, "requires_grad", False) for x in (q, k, v)):
             raise                                      # a component's tensor, or out itself
@@ -529,7 +525,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
 
 
 def _attention(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any, of_keys: dict[str, Any],
-               out: Any, return_lse: bool, lse: Any, stream: Any, quick: plans.Quick | None) -> Any:
+               out: Any, return_lse: bool, lse: Any, stream: Any, known_by: Seen | None) -> Any:
     """A call that is not known. ``lse``: an array for the logarithms, if there is one already."""
     rule, change = mask_given(mask), score_given(score)
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
@@ -556,7 +552,7 @@ def _attention(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout
         lse = empty_like(q, operands.q.shape[packed:3], np.dtype(np.float32))
     call = AttentionCall(operands, seen, None if lse is None else _lse(lse, packed), rule, change, factor, counted, keys)
     if math.prod(operands.q.shape):
-        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle, quick)
+        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle, known_by, out)
     return (result, lse) if return_lse else result
 
 

@@ -19,6 +19,7 @@ import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -32,10 +33,10 @@ from gemmkit.layouts import Matricised
 from gemmkit.layouts.joined import InterleavedColumns
 from gemmkit.layouts.matrices import GeneratedMatrix, Matrix, unwrapped
 from gemmkit.operators import Algebra, Operator
-from gemmkit.plans.launch import cache, quickly
+from gemmkit.plans.launch import KnownCalls, cache
 from gemmkit.plans.plan import Plan, multiply, plan
 from gemmkit.plans.problem import asked_dtype, check_places, layout_of
-from gemmkit.runtime.arrays import ArrayInfo, Recogniser, check_aligned, describe, empty_like, strided
+from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, Shape, Step, merged
 from gemmkit.tuning.operators import AccumulatorRule, algebra_of, check_multiplied, new_dtype
@@ -348,17 +349,14 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
                         "epilogue, stream and optimize, and no transforms: transform the operand first (x.conj()), or call "
                         "matmul")
-    quick = None
+    is_quick = False
     if len(operands) == 2 and operator is None and epilogue is None and current_mode() is None:
-        if dtype is None or isinstance(dtype, (str, type, np.dtype)):
-            quick = quickly(_recogniser, (spec, dtype), operands, out)
-    if quick is not None:
-        key, at_out, at = quick
-        known, is_swapped = _calls.get(key, (None, False))
-        result = known and known.again(operands[0], at_out, (*at[::-1 if is_swapped else 1], 0), out, stream)
-        if result is not None:
-            return result
+        is_quick = dtype is None or isinstance(dtype, (str, type, np.dtype))
+        found = _calls.again((spec, dtype), operands, (0,), (), out, stream) if is_quick else None
+        if found is not None:
+            return found
     check_fields({} if operator is None else {"operator": operator})
+    given = operands
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
     if len(operands) == 1:
@@ -372,26 +370,21 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     recipe, views, keywords, made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue,
                                                  asked)
     launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
-    if quick is not None and launched is not None:
-        _know(quick, launched, views, made)
+    if is_quick and launched is not None:
+        _know((spec, dtype), given, launched, views, made, out)
     return made
 
 
-_calls = cache()                       # `KnownCall` and whether B comes first, by what is quickly seen of a call
-_recogniser = Recogniser()
+_calls = KnownCalls()
 
 
-def _know(quick: tuple[Any, int, tuple[int, ...]], launched: Plan, views: list[Any], out: Any) -> None:
+def _know(rest: Any, given: tuple[Any, ...], launched: Plan, views: list[Any], made: Any, out: Any) -> None:
     """Know such a call from now on."""
-    key, _, at = quick
-    found = tuple(describe(x, "").pointer for x in views[:2])
-    if found not in (at, at[::-1]):
-        return                                             # operands that are copies, or begin elsewhere
-    of_out = describe(out, "out")
-    known, is_swapped = _calls.get(key) or (launched.known({}, (), None, of_out), found != at)
-    if known is not None:
-        _calls.keep(key, (known, is_swapped))
-        known.allow(of_out.pointer, *found, 0)
+    found, at = (tuple(describe(x, "").pointer for x in each) for each in (views[:2], given))
+    if found in (at, at[::-1]):                            # neither copies nor operands that begin elsewhere
+        pick = None if found == at else itemgetter(0, 2, 1, 3)
+        _calls.keep(rest, given, (), out, lambda: launched.known({}, 0, None, describe(made, "out"), pick),
+                    launched.stands)
 
 
 def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,

@@ -14,10 +14,10 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix, result, unwrapped
 from gemmkit.operators import Algebra, Operator
-from gemmkit.plans.launch import KnownCall, cache, quickly
+from gemmkit.plans.launch import KnownCall, KnownCalls
 from gemmkit.plans.plan import known_call, multiply
 from gemmkit.plans.problem import asked_dtype, check_places, stack_of
-from gemmkit.runtime.arrays import ArrayInfo, Recogniser, RequiresGradient, describe, empty_like, strided
+from gemmkit.runtime.arrays import ArrayInfo, RequiresGradient, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.tuning.operators import new_dtype
 
@@ -174,53 +174,41 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     return recording.recorded(a, b, c, conf, out, stream, keywords)
 
 
-UNKNOWN = None, None
-
-
 class Door:
     """A function of arrays that comes down to one product, whose components are made of these arrays. Its calls that come
-    again are known by the arrays alone: no component is made or read."""
+    again are known by the arrays alone: no component is made or read. ``again(rest, arrays)`` is the result of one, or what
+    is noted of it; None for another."""
 
     def __init__(self) -> None:
-        self._known, self._recogniser = cache(), Recogniser()
+        self._calls = KnownCalls()
+        self.again = self._calls.again
 
     def __call__(self, rest: Any, arrays: tuple[Any, ...], out: Any, stream: Any,
                  described: Callable[[], tuple[Any, Any, dict[str, Any]]]) -> Any:
         """`matmul` of what ``described()`` says: a, b and components. What these hold beside ``arrays`` follows from the
         arrays' kinds and from ``rest``, which can be looked up."""
-        result = self.again(rest, arrays, out, stream)
+        result = self.again(rest, arrays, (), (), out, stream)
         if result is not None:
             return result
         a, b, keywords = described()
         result = matmul(a, b, out=out, stream=stream, **keywords)
-        quick = None if current_mode() is not None else quickly(self._recogniser, rest, arrays, out)
-        if quick is not None:
+        if current_mode() is None:
             if isinstance(b, Matrix):
                 a, b, keywords = unwrapped(a, b, (None, out), keywords, None)
-            key, _, at = quick
-            self._keep(key, at, *known_call(a, b, out, keywords))
+            known, brought = known_call(a, b, out, keywords)
+            if known is not None:
+                self._calls.keep(rest, arrays, (), out, lambda: known.picking(_order(arrays, brought)))
         return result
-
-    def again(self, rest: Any, arrays: tuple[Any, ...], out: Any = None, stream: Any = None) -> Any:
-        """The result of a call that is known, or what is noted of it; None for another."""
-        quick = None if current_mode() is not None else quickly(self._recogniser, rest, arrays, out)
-        if quick is None:
-            return None
-        key, at_out, at = quick
-        known, brought = self._known.get(key, UNKNOWN)
-        return brought if known is None else known.again(arrays[0], at_out, brought(at), out, stream)
 
     def note(self, rest: Any, arrays: tuple[Any, ...], answer: Any) -> None:
         """Have ``again`` answer so of such calls."""
-        quick = None if current_mode() is not None else quickly(self._recogniser, rest, arrays, None)
-        if quick is not None:
-            self._known.keep(quick[0], (None, answer))
+        if current_mode() is None:
+            self._calls.keep(rest, arrays, (), None, lambda: KnownCall.answering(answer))
 
-    def _keep(self, key: Any, at: tuple[int, ...], known: KnownCall | None, brought: tuple[Any, ...]) -> None:
-        """Know a call from now on: each address among what it brings is that of one of the arrays."""
-        if known is None:
-            return
-        constants = tuple(value for value in brought if value not in at)
-        places = [at.index(value) if value in at else len(at) + constants.index(value) for value in brought]
-        pick = itemgetter(*places)
-        self._known.keep(key, (known, lambda now: pick(now + constants)))
+
+def _order(arrays: tuple[Any, ...], brought: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What makes (out, *brought) of (out, *addresses of arrays): each address that is brought is that of one of these."""
+    at = tuple(describe(x, "").pointer for x in arrays)
+    constants = tuple(value for value in brought if value not in at)
+    pick = itemgetter(0, *[1 + (at.index(value) if value in at else len(at) + constants.index(value)) for value in brought])
+    return lambda now: pick(now + constants)

@@ -12,7 +12,7 @@ each fold, from the L2 cache where it fits there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -29,11 +29,11 @@ from gemmkit.lang.aggregates import convert
 from gemmkit.lang.deferred import by_old_name
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.number_rules import part_dtypes
-from gemmkit.plans.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of, quickly
+from gemmkit.plans.launch import Current, KnownCall, KnownCalls, Launch, Put, Start, launch_of
 from gemmkit.plans.problem import FLOAT32_MAX, check_out, check_places, finite_number
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import ArrayInfo, Recogniser, as_stream_handle, describe, empty_like, shares_memory
+from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, describe, empty_like, shares_memory
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
@@ -198,49 +198,50 @@ class AffineRMSNorm(RowFunction):
 FLOATS = "float16", "bfloat16", "float32", "float64"
 
 
-_recogniser = Recogniser()
+_calls = KnownCalls()
 
 
 def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     """`gemmkit.functions.rows.rowwise`."""
+    if function.outputs or current_mode() is not None:
+        return _run(x, function, out, stream)
     key: list[Any] = []
     held: list[Any] = []
-    if not function.outputs and current_mode() is None:
-        components.seen(function, key, held)
-    return _run(tuple(key), x, held, (), lambda: function, out, stream)
+    components.seen(function, key, held)
+    rest, brought = tuple(key), tuple(held)
+    result = _calls.again(rest, (x,), brought, brought, out, stream)
+    return _run(x, function, out, stream, rest, (x,), brought) if result is None else result
 
 
-def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
-    """`run_rows` of a function of gemmkit's own, which has a number and arrays: known by these alone, it is not made."""
-    return _run(kind, x, (number or components.exact(number),), arrays, lambda: kind(number, *arrays), out, stream)
+def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, name: str, arrays: tuple[Any, ...], out: Any,
+             stream: Any) -> Any:
+    """`run_rows` of a function of gemmkit's own, which has a number of this ``name`` and arrays: known by these alone, it
+    is not made."""
+    if type(number) is not float or not -FLOAT32_MAX <= number <= FLOAT32_MAX:
+        number = _number(number, name, x)
+    of_call = x, *arrays
+    result = _calls.again(kind, of_call, (number or components.exact(number),), (), out, stream)
+    return _run(x, kind(number, *arrays), out, stream, kind, of_call) if result is None else result
 
 
-def _run(rest: Any, x: Any, numbers: Sequence[Any], arrays: tuple[Any, ...], make: Callable[[], RowFunction], out: Any,
-         stream: Any) -> Any:
-    """A function that ``make`` gives, and that is known by ``rest`` (nothing: it is looked at) and its arrays; a call brings
-    its numbers and their addresses."""
-    quick = quickly(_recogniser, rest, (x, *arrays), out) if rest and current_mode() is None else None
-    if quick is not None:
-        key, at_out, (at, *others) = quick
-        brought = at, *numbers, *others
-        known: KnownCall | None = _calls.get(key)
-        result = None if known is None else known.again(x, at_out, brought, out, stream)
-        if result is not None:
-            return result
-    function = make()
+def _run(x: Any, function: RowFunction, out: Any, stream: Any, rest: Any = None, arrays: tuple[Any, ...] = (),
+         held: tuple[Any, ...] = ()) -> Any:
+    """A call that is not known. If ``rest`` is given it is known by that and by its arrays from then on; it brings the
+    addresses of the arrays behind x first."""
     info = describe(x, "x")
     _check_dtype(info, "x")
     if not info.shape:
         raise ValueError("x has no axis; it needs one at least, along which its rows lie")
     check_places({"x": info})
-    if out is None:
+    is_new = out is None
+    if is_new:
         out = empty_like(x, info.shape, info.dtype)
     given = describe(out, "out")
-    held = [("function", one) for one in arrays_of(function)]
-    check_places({"x": info, "out": given, **{one.name: one.info for _, one in held}})
+    captured = [("function", one) for one in arrays_of(function)]
+    check_places({"x": info, "out": given, **{one.name: one.info for _, one in captured}})
     _check_out(info, given)
     of_x, of_out = matrix(info, "x"), matrix(given, "out")
-    check_held(held, {"x": info, "out": given})
+    check_held(captured, {"x": info, "out": given})
     function.check(*of_x.shape)
     handle = None if stream is None else as_stream_handle(stream)
     count, columns = of_x.shape
@@ -250,10 +251,9 @@ def _run(rest: Any, x: Any, numbers: Sequence[Any], arrays: tuple[Any, ...], mak
     if mode is not None:
         mode.run(RowsLaunch(of_x, of_out, function), (x, out))
         return out
-    start = _launch(launch_stream(info, handle), of_x, of_out, function)
-    if quick is not None:
-        known = _calls.get(key) or _calls.keep(key, KnownCall(start, info))
-        known.allow(at_out, *brought)
+    start = _launch(launch_stream(info, handle), of_x, of_out, function, len(arrays[1:]))
+    if rest is not None:
+        _calls.keep(rest, arrays, held, None if is_new else out, lambda: KnownCall(start, info))
     return out
 
 
@@ -333,23 +333,23 @@ def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-_calls = cache()
-
-
-def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> Start:
+def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction, last: int) -> Start:
+    """Launch it: a call brings the ``last`` of what its function does before the others."""
     held = components.given_by(function)
+    first = len(held.slots) - last
 
     def made(current: Current) -> Launch:
         kernel = RowsLaunch(x, out, current(function)).launchable
         at_x, at_out = kernel.slot(1), kernel.slot(2)
         assert at_x is not None and at_out is not None
-        numbers = [Put(slot, n, encoder=components.number) for n, slot in enumerate(held.slots, 2)]
+        places = [*held.slots[first:], *held.slots[:first]]
+        numbers = [Put(slot, n, encoder=components.number) for n, slot in enumerate(places, 2)]
         puts = [Put(at_out, 0), Put(at_x, 1), *numbers]
         return Launch(kernel, puts)
 
-    key = rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), held.key
+    key = rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), held.key, last
     start = launch_of(key, made, type(function).__qualname__).start
-    start(stream, (out.pointer, x.pointer, *held.brought))
+    start(stream, (out.pointer, x.pointer, *held.brought[first:], *held.brought[:first]))
     return start
 
 
@@ -372,7 +372,7 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
     ...     gemmkit.softmax(np.array([1.0, 1.0], np.float32), scale=2.0).tolist()
     [0.5, 0.5]
     """
-    return _run_own(SoftmaxRows, x, _number(scale, "scale", x), (), out, stream)
+    return _run_own(SoftmaxRows, x, scale, "scale", (), out, stream)
 
 
 def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
@@ -392,7 +392,7 @@ def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = No
     ...     gemmkit.log_softmax(np.array([0.0, 1000.0], np.float32)).tolist()
     [-1000.0, 0.0]
     """
-    return _run_own(LogSoftmax, x, _number(scale, "scale", x), (), out, stream)
+    return _run_own(LogSoftmax, x, scale, "scale", (), out, stream)
 
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
@@ -421,7 +421,7 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
         raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
     kind: Callable[..., RowFunction] = LayerNormRows if gamma is None else AffineLayerNorm
     arrays = () if gamma is None else (gamma, beta)
-    return _run_own(kind, x, _number(eps, "eps", x), arrays, out, stream)
+    return _run_own(kind, x, eps, "eps", arrays, out, stream)
 
 
 def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
@@ -444,7 +444,7 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     """
     kind: Callable[..., RowFunction] = RMSNormRows if gamma is None else AffineRMSNorm
     arrays = () if gamma is None else (gamma,)
-    return _run_own(kind, x, _number(eps, "eps", x), arrays, out, stream)
+    return _run_own(kind, x, eps, "eps", arrays, out, stream)
 
 
 def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = None) -> Any:
@@ -471,8 +471,6 @@ def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = Non
 
 def _number(value: Any, name: str, x: Any) -> float:
     """A scale or an eps, which the kernel has in float64 for an x of float64, and else in float32."""
-    if type(value) is float and -FLOAT32_MAX <= value <= FLOAT32_MAX:
-        return value
     number = finite_number(value, name)
     if abs(number) > FLOAT32_MAX and describe(x, "x").dtype != np.float64:
         raise ValueError(f"{name}={value!r}: a finite number of float32 is needed, in which the rows of an x of "

@@ -206,7 +206,7 @@ def check_dtype(dtype: Any, name: str) -> None:
                         f"({error})") from None
 
 
-def check_fields(component: Any) -> None:
+def check_fields(component: Any, *_: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
     annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
     for name, check, wanted, sure, default in _rules(type(component), class_version[0]):   # type: ignore[arg-type]

@@ -227,6 +227,9 @@ def _getattr(context: Context, builder: ir.IRBuilder, ty: ComponentType, value: 
 # --------------------------------------------------------------------------------------------------
 # The class of components' classes: it counts their changes, and looks at every component when it is made.
 
+_new = type.__call__                   # (`super` takes longer than what a component's own __init__ does)
+
+
 class ComponentClass(ABCMeta):
     """What the classes of components are instances of.
 
@@ -259,7 +262,7 @@ class ComponentClass(ABCMeta):
         if cls not in _sound:
             check_class(cls)
             _sound.add(cls)
-        return super().__call__(*args, **kwargs)
+        return _new(cls, *args, **kwargs)
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -8,7 +8,7 @@ of a table of the host's.
     launch = launch_of(key, lambda current: Launch(kernel, [Put(slot, 0), Put(other, 1, encoder=tensor_map)]), "softmax")
     launch.start(stream, (out.pointer, x.pointer))
 
-A `KnownCall` is found by what is quickly seen of its arguments: one look-up and one launch.
+`KnownCalls` of a function find a call that comes again by what is quickly seen of its arguments: one look-up and one launch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import uncached
+from gemmkit.emulator.mode import current_mode
 from gemmkit.runtime import launch
-from gemmkit.runtime.arrays import ArrayInfo, Recogniser, allocator, as_stream_handle, current_stream, producer_stream
+from gemmkit.runtime.arrays import (
+    ArrayInfo,
+    Recogniser,
+    allocator,
+    as_stream_handle,
+    current_stream,
+    placed,
+    producer_stream,
+)
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.launch import Launchable, Space
 from gemmkit.runtime.streams import check_stream, stream_finder
@@ -178,66 +187,123 @@ def _as_it_is(component: Any) -> Any:
 # -- calls that come again ------------------------------------------------------------------------------------------------
 
 class KnownCall:
-    """Calls that are alike: a launch by ``start``, of arrays on ``like``'s device and of its library.
+    """Calls that are alike: a launch by ``start``, of arrays on ``like``'s device and of its library. Results are new arrays
+    like ``like``. ``stands`` says whether code is what it was. ``pick`` makes what the launch brings of what calls bring
+    (None: the same). ``keeps`` has what ids in its key are of. The ``first`` array's own stream is the call's, in libraries
+    without a current one.
 
-    ``launch(x, given, values, stream)`` launches one more, which brings ``values``, if its addresses ``given`` have been
-    allowed. It returns False where the call has to be looked at: for other addresses, and where ``stands`` says that code is
-    not what it was. ``again(x, at_out, brought, out, stream)`` is the result of one more call that brings ``brought``
-    behind the result's address: ``out``, or for None a new array like ``like``; None where the call has to be looked at.
-    ``keeps`` has what ids in its key are of.
+    ``how`` is what a call takes of it. ``fit`` has the addresses (of all arrays, and what may be more) of calls that gave
+    their results and have been checked.
     """
 
-    __slots__ = ("again", "allow", "keeps", "launch", "stands")
+    __slots__ = ("fit", "how", "keeps", "stands")
 
     def __init__(self, start: Start, like: ArrayInfo, stands: Callable[[], bool] | None = None, keeps: Any = None,
-                 results: bool = True):
-        """Closures: their variables cost less than attributes."""
-        self.keeps, self.stands = keeps, stands
-        fit, find_stream = Cache(), stream_finder(like.library, like.device)
-        allocate, address_of = allocator(like, like.shape, like.dtype) if results else (None, None)
+                 pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None, first: int = 0):
+        self.keeps, self.stands, self.fit = keeps, stands, Cache()
+        find_stream = stream_finder(like.library, like.device)
+        making = allocator(like, like.shape, like.dtype)
+        self.how: tuple[Any, ...] = start, stands, find_stream, *making, pick, self.fit, like, first
 
-        def handle_of(x: Any, stream: Any) -> int:
-            if stream is None:
-                return current_stream(like.library, like.device, producer_stream(x, like.library))
-            handle = as_stream_handle(stream)
-            check_stream(handle, like.device)
-            return handle
+    def picking(self, pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> KnownCall:
+        """The same launch of calls that bring something else."""
+        made = object.__new__(KnownCall)
+        made.keeps, made.stands, made.fit = self.keeps, self.stands, Cache()
+        made.how = *self.how[:5], pick, made.fit, *self.how[7:]
+        return made
 
-        def launch(x: Any, given: Any, values: tuple[Any, ...], stream: Any) -> bool:
-            if given not in fit or (stands is not None and not stands()):
-                return False
-            start(find_stream() if stream is None and find_stream is not None else handle_of(x, stream), values)
-            return True
+    @staticmethod
+    def answering(answer: Any) -> KnownCall:
+        """Calls whose result is ``answer``: nothing is launched."""
+        made = object.__new__(KnownCall)
+        made.keeps, made.stands, made.fit = None, None, Cache()
+        made.how = (lambda stream, brought: None), None, int, (lambda: answer), (lambda made: 0), None, made.fit, None, 0
+        return made
 
-        def again(x: Any, at_out: int, brought: tuple[Any, ...], out: Any, stream: Any) -> Any:
-            if out is not None:
-                given = at_out, *brought
-                return out if launch(x, given, given, stream) else None
+
+class KnownCalls:
+    """The calls of one function that come again.
+
+    ``again(rest, arrays, behind, held, out, stream)`` is the result of one that is known by ``rest`` and by its arrays: one
+    look-up and one launch. It is None for a call that has to be looked at: a first one, one whose code is not what it was,
+    and one at other addresses that gives its result. A launch is brought the result's address, those of arrays and what is
+    ``behind`` them, of which ``held`` may be addresses, too.
+    """
+
+    __slots__ = ("_known", "again", "recogniser")
+
+    def __init__(self, known_calls: Cache | None = None) -> None:
+        """A closure: its variables cost less than attributes."""
+        known_calls, recogniser = cache() if known_calls is None else known_calls, Recogniser()
+        self._known, self.recogniser = known_calls, recogniser
+
+        def again(rest: Any, arrays: tuple[Any, ...], behind: tuple[Any, ...] = (), held: tuple[Any, ...] = (),
+                  out: Any = None, stream: Any = None) -> Any:
+            if current_mode() is not None:
+                return None
+            given = arrays if out is None else (*arrays, out)
+            last = recogniser.last
+            at: Any = last.addresses(given)
+            if at is not None:
+                kinds = last.at.get(at) or placed(last, at)
+            else:
+                try:
+                    kinds, at = recogniser.other(given)
+                except (TypeError, ValueError):            # who looks at the call says why
+                    return None
+            known = known_calls.get((rest, kinds, out is None))
+            if known is None:
+                return None
+            start, stands, find_stream, allocate, address_of, pick, fit, like, first = known.how
             if stands is not None and not stands():
                 return None
-            handle = find_stream() if stream is None and find_stream is not None else handle_of(x, stream)
-            out = allocate()                                   # type: ignore[misc]
-            start(handle, (address_of(out), *brought))         # type: ignore[misc]
-            return out
+            if out is None:
+                handle = find_stream() if stream is None and find_stream is not None else _handle(given[first], like, stream)
+                made = allocate()
+                brought = (address_of(made), *at, *behind)
+            elif ((at, held) if held else at) in fit:
+                handle = find_stream() if stream is None and find_stream is not None else _handle(given[first], like, stream)
+                made = out
+                brought = (at[-1], *at[:-1], *behind)
+            else:
+                return None
+            start(handle, brought if pick is None else pick(brought))
+            return made
 
-        def allow(*given: Any) -> None:
-            """Such a call at these addresses has been checked."""
-            fit.keep(given, True)
+        self.again = again
 
-        self.launch, self.again, self.allow = launch, again, allow
+    def find(self, rest: Any, arrays: tuple[Any, ...], behind: tuple[Any, ...],
+             out: Any) -> tuple[KnownCall | None, tuple[Any, ...]]:
+        """What is known of such a call, and what it launches with behind the result's address."""
+        kinds, at = self.recogniser(arrays if out is None else (*arrays, out))
+        known: KnownCall | None = self._known.get((rest, kinds, out is None))
+        if known is None:
+            return None, ()
+        pick, brought = known.how[5], (0, *at[:len(arrays)], *behind)
+        return known, (brought if pick is None else pick(brought))[1:]
+
+    def keep(self, rest: Any, arrays: tuple[Any, ...], held: tuple[Any, ...], out: Any, make: Callable[[], KnownCall | None],
+             stands: Any = None) -> None:
+        """Know such a call from now on, and that it has been checked at these addresses. ``stands`` is that of a plan."""
+        try:
+            kinds, at = self.recogniser(arrays if out is None else (*arrays, out))
+        except (TypeError, ValueError):
+            return
+        key = rest, kinds, out is None
+        known: KnownCall | None = self._known.get(key)
+        if known is None or known.stands is not stands:
+            known = make()
+            if known is None:
+                return
+            self._known.keep(key, known)
+        if out is not None:
+            known.fit.keep((at, held) if held else at, True)
 
 
-#: What is quickly seen of a call: what it is known by, out's address (0: None is given), and what else it brings.
-Quick = tuple[Any, int, tuple[Any, ...]]
-
-
-def quickly(recogniser: Recogniser, rest: Any, arrays: tuple[Any, ...], out: Any) -> Quick | None:
-    """Of a call that is known by ``rest`` and its arrays, and brings their addresses. None for what is no array."""
-    try:
-        if out is None:
-            kinds, at = recogniser(arrays)
-            return (rest, kinds), 0, at
-        kinds, at = recogniser((*arrays, out))
-    except (TypeError, ValueError):                    # who looks at the call says why
-        return None
-    return (rest, kinds, True), at[-1], at[:-1]
+def _handle(x: Any, like: ArrayInfo, stream: Any) -> int:
+    """The stream of a call, where the library has no current one, or it is given."""
+    if stream is None:
+        return current_stream(like.library, like.device, producer_stream(x, like.library))
+    handle = as_stream_handle(stream)
+    check_stream(handle, like.device)
+    return handle

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,14 +31,14 @@ from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
-from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Quick, Start, bound, cache, quickly
+from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     KEYS,
     ArrayInfo,
-    Recogniser,
     alignment,
+    alike,
     allocator,
     as_stream_handle,
     current_stream,
@@ -84,6 +86,8 @@ class Plan:
         self._infos = (*infos[:3], describe(out, "out"))
         self._match = tuple(_no_array if x is None else matcher(x, name)
                             for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
+        examples = tuple(x for x in (a, b, c) if x is not None)
+        self._alike = alike(examples), alike((*examples, out))
         self._library, self._device = infos[0].library, infos[0].device
         if self._device >= 0:
             self._allocate = allocator(infos[0], self._shape, self._dtype)
@@ -252,10 +256,11 @@ class Plan:
         if self._has_work:
             self.start()(stream, at)
 
-    def known(self, components: dict[str, Any], brought: tuple[Any, ...], keeps: Any,
-              like: ArrayInfo | None = None) -> KnownCall | None:
-        """Calls with these components, by what they bring (`gemmkit.components.seen`), whose results are ``like`` an array
-        (None: D). None where they need more than a launch: components that are adapted, or that write."""
+    def known(self, components: dict[str, Any], brought: int, keeps: Any, like: ArrayInfo | None = None,
+              pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None) -> KnownCall | None:
+        """Calls with these components, which bring so many values (`gemmkit.components.seen`), and whose results are
+        ``like`` an array (None: D); ``pick``: that of `KnownCall`. None where they need more than a launch: components that
+        are adapted, or that write."""
         if self._writes or self._device < 0:
             return None
         slots = list[int]()
@@ -263,10 +268,11 @@ class Plan:
             if self._adapted(name, component) is not component:
                 return None
             slots += [self.ranges[name].start + slot for slot in slots_of(component)]
-        if len(slots) != len(brought):
+        if len(slots) != brought:
             return None
         like = like or self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
-        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps)
+        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps,
+                         pick)
 
     def _call_on_device(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes.
@@ -274,8 +280,9 @@ class Plan:
         Arrays are recognised in each call. What follows from their addresses is looked at once, and ``fit`` has those that
         were found to be right: all arrays at these addresses share what the first ones shared.
         """
-        match_a, match_b, match_c, match_out = self._match
+        matches = self._match
         without_c = self._infos[2] is None
+        same, with_out = self._alike
         has_work, (allocate, address_of), find_stream = self._has_work, self._allocate, self._find_stream
         fits, shares = self._fits, sharing(self._infos, self._held)
         fit = Cache()                          # with the plan's own components, and with what others bring
@@ -286,11 +293,16 @@ class Plan:
             nonlocal planned
             at_out: Any
             if out is None:
+                at = same((a, b) if c is None else (a, b, c))
                 out = allocate()
                 at_out = address_of(out)
             else:
-                at_out = match_out(out)
-            given: Any = at_out, match_a(a), match_b(b), 0 if without_c and c is None else match_c(c)
+                at = with_out((a, b, out) if c is None else (a, b, c, out))
+                at_out = matches[3](out) if at is None else at[-1]
+            if at is not None and (c is None) is without_c:
+                given: Any = (at_out, at[0], at[1], 0) if without_c else (at_out, *at[:3])
+            else:                                              # arrays of several libraries, or otherwise alike
+                given = (at_out, *(match(x) for match, x in zip(matches, (a, b, c))))
             if given not in (fit if brought is None else fit_alone):
                 if isinstance(a, Matrix) or isinstance(b, Matrix):
                     return self._call_of_matrices(brought, a, b, c, out, stream)
@@ -452,7 +464,7 @@ class Known(NamedTuple):
 
 
 _plans = cache()                                # by what decides how a call is computed
-_seen = cache()                                 # calls of these plans, by what is quickly seen of arrays and components
+_seen = KnownCalls()                            # calls of these plans, by what is quickly seen of arrays and components
 _kinds = cache()                                # of arrays that have been described
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
@@ -469,44 +481,40 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         if keywords:
             return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
         return _planned(None, a, b, c, conf, out, stream, otherwise)
-    quick: Quick | None
-    if keywords or c is not None or out is not None:
-        quick = _quickly(a, b, c, conf, out, keywords)
-    else:                                                                        # (a function less)
-        try:
-            kinds, at = _recogniser((a, b))
-            quick = ((id(conf),), kinds), 0, (*at, 0)
-        except (TypeError, ValueError):
-            quick = None
-    if quick is not None:
-        key, at_out, brought = quick
-        known: KnownCall | None = _seen.get(key)
-        if known is not None:
-            found = known.again(a, at_out, brought, out, stream)
-            if found is not None:
-                return found
+    seen = _quickly(a, b, c, conf, keywords) if keywords or c is not None else (id(conf), (a, b), _NO_C, (), ())
+    if seen is not None:
+        rest, arrays, behind, held, _ = seen
+        found = _seen.again(rest, arrays, behind, held, out, stream)
+        if found is not None:
+            return found
     if keywords:
-        return _with_components(quick, a, b, c, conf, out, stream, keywords, otherwise)
-    return _planned(quick, a, b, c, conf, out, stream, otherwise)
+        return _with_components(seen, a, b, c, conf, out, stream, keywords, otherwise)
+    return _planned(seen, a, b, c, conf, out, stream, otherwise)
 
 
-_recogniser = Recogniser()
+#: What is quickly seen of a call: what it is known by, its arrays and those of components, what it brings behind their
+#: addresses (0 if there is no c, and numbers of components), what of that may be addresses, and all that components bring,
+#: with `gemmkit.components.ADDRESS` for the address of each array.
+Seen = tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any]
+
+
+_NO_C = 0,                             # what stands for the address of a c that is not given
 
 
 def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
-    """What is known of such a call of device arrays (None where it has to be looked at), and what it brings."""
-    quick = _quickly(a, b, None, None, out, keywords)
-    return (None, ()) if quick is None else (_seen.get(quick[0]), quick[2])
+    """What is known of such a call of device arrays (None where it has to be looked at), and what it brings behind out's
+    address."""
+    seen = _quickly(a, b, None, None, keywords)
+    return (None, ()) if seen is None else _seen.find(*seen[:3], out)
 
 
-def _quickly(a: Any, b: Any, c: Any, conf: Config | None, out: Any, keywords: dict[str, Any]) -> Quick | None:
-    """None where a component says more than is quickly seen, and for what is no array."""
+def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any]) -> Seen | None:
+    """None where a component says more than is quickly seen."""
+    if not keywords:
+        return (id(conf), (a, b), _NO_C, (), ()) if c is None else (id(conf), (a, b, c), (), (), ())
     key: list[Any] = [id(conf)]
     brought: list[Any] = []
-    arrays = [a, b]
-    if c is not None:
-        key.append("c")
-        arrays.append(c)
+    arrays = [a, b] if c is None else [a, b, c]
     count = len(arrays)
     for name, value in keywords.items():
         key.append(name)
@@ -516,17 +524,22 @@ def _quickly(a: Any, b: Any, c: Any, conf: Config | None, out: Any, keywords: di
             key.append(value)
         else:
             return None
-    quick = quickly(_recogniser, tuple(key), tuple(arrays), out)
-    if quick is None:
-        return None
-    known_by, at_out, at = quick
-    if len(at) > count:
-        held = iter(at[count:])
-        brought = [next(held) if value is components.ADDRESS else value for value in brought]
-    return known_by, at_out, (*at[:count], *(() if c is not None else (0,)), *brought)
+    numbers = brought if len(arrays) == count else [value for value in brought if value is not components.ADDRESS]
+    return tuple(key), tuple(arrays), (0, *numbers) if c is None else tuple(numbers), tuple(numbers), brought
 
 
-def _planned(quick: Quick | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+def _order(seen: Seen) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """What makes (out, a, b, c or 0, and what each component brings, in their order) of (out, all arrays, 0 if there is no
+    c, numbers); None where these are one."""
+    _, arrays, behind, numbers, brought = seen
+    is_without_c, count = len(behind) > len(numbers), len(arrays) + 1
+    addresses, others = iter(range(4 - is_without_c, count)), itertools.count(count + is_without_c)
+    order = [0, 1, 2, count if is_without_c else 3]
+    order += [next(addresses) if value is components.ADDRESS else next(others) for value in brought]
+    return None if order == list(range(len(order))) else itemgetter(*order)
+
+
+def _planned(seen: Seen | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
              otherwise: Otherwise | None) -> Any:
     """A call that is not known by what is quickly seen, which finds its plan from then on."""
     kind = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
@@ -539,7 +552,7 @@ def _planned(quick: Quick | None, a: Any, b: Any, c: Any, conf: Config | None, o
         known = _plans.keep(kind, Known(Plan(a, b, c, out, conf, {}), conf))
     assert known is not None
     found = known.plan(a, b, c, out=out, stream=stream)          # which looks whether the conf's code is what it was
-    _recognise(quick, known, {}, out)
+    _recognise(seen, known, {}, out)
     return found
 
 
@@ -554,7 +567,7 @@ def _kind(x: Any, name: str) -> Any:
     return found
 
 
-def _with_components(quick: Quick | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+def _with_components(seen: Seen | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
                      keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
     """A call with components, which are frozen; it is known by what is quickly seen from then on, where that is all."""
     keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
@@ -584,21 +597,18 @@ def _with_components(quick: Quick | None, a: Any, b: Any, c: Any, conf: Config |
             known.plan.forget_arrays(frozen)        # those of the conf are kept by the conf
     brought = known.plan.with_components(frozen, keywords, a, b, c, out)
     found = known.plan.run(brought, a, b, c, out, stream)
-    _recognise(quick, known, keywords, out)
+    _recognise(seen, known, keywords, out)
     return found
 
 
-def _recognise(quick: Quick | None, known: Known, keywords: dict[str, Any], out: Any) -> None:
+def _recognise(seen: Seen | None, known: Known, keywords: dict[str, Any], out: Any) -> None:
     """Have a call found by what is quickly seen from then on, and its addresses known to be right."""
-    if quick is None:
+    if seen is None:
         return
-    key, at_out, brought = quick
-    found: KnownCall | None = _seen.get(key)
-    if found is None or found.stands is not known.plan.stands:
+
+    def made() -> KnownCall | None:
         given = {name: x for name, x in keywords.items() if isinstance(x, Component)}
-        found = known.plan.known(given, brought[3:], known.conf)
-        if found is None:
-            return
-        _seen.keep(key, found)
-    if out is not None:
-        found.allow(at_out, *brought)
+        return known.plan.known(given, len(seen[4]), known.conf, pick=_order(seen))
+
+    rest, arrays, _, held, _ = seen
+    _seen.keep(rest, arrays, held, out, made, known.plan.stands)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from gemmkit import components
-from gemmkit.components import Component, arrays_of
+from gemmkit.components import Component
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
@@ -299,9 +299,9 @@ DEFAULT = Laid(Mapping())
 # --------------------------------------------------------------------------------------------------
 # Calls that come again.
 
-#: What is quickly seen of a call: what it is known by, its arrays, where they are, its numbers, and what each of its
-#: components brings.
-Seen = tuple[Any, list[Any], tuple[int, ...], list[Any], list[list[Any]]]
+#: What is quickly seen of a call: what it is known by, its arrays, what it brings behind their addresses (0, numbers, and of
+#: each component what that brings), and what of that may be addresses.
+Seen = tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
 
 class KnownProgram:
@@ -312,73 +312,73 @@ class KnownProgram:
         given = [name for name in names if name in plan.call.components and isinstance(arguments[name], Component)]
         called = plan.callees.called_with({**plan.call.components, **arguments}).all
         self._held = [given.index(of.argument) if of.argument in given else of for of in called]
-        self._with_arrays = [n for n, name in enumerate(given) if arrays_of(arguments[name])]
-        arrays = [name for name in names if name in plan.given]
+        self._arrays = [name for name in names if name in plan.given]
         numbers = [name for name in names if name in plan.call.numbers]
-        self._places = None if arrays == list(plan.given) else itemgetter(*map(arrays.index, plan.given))
         self._numbers = [(numbers.index(name) if name in numbers else -1, components.exact(x))   # -1: an argument's default
                          for name, x in plan.call.numbers.items()]
-        self._first, self._like = arrays.index(next(iter(plan.given))), next(iter(plan.given.values()))
-        self._call: KnownCall | None = None
 
-    def allow(self, seen: Seen) -> None:
-        """A call with arrays at these addresses has been checked."""
-        if self._like.device < 0:                      # the emulator alone runs those of the host
-            return
-        if self._call is None:
-            self._call = KnownCall(self.plan.start, self._like, self.code.stands, results=False)
-        self._call.allow(*self._places_of(seen))
+    def keep(self, program: Program, seen: Seen) -> None:
+        """Know such calls from now on; one with arrays at these addresses has been checked."""
+        rest, arrays, behind, held = seen
+        like = next(iter(self.plan.given.values()))
+        if like.device >= 0:                           # the emulator alone runs those of the host
+            program.calls.keep(rest, arrays[:-1], held, arrays[-1], lambda: KnownCall(
+                self.plan.start, like, self.code.stands, pick=self._pick(behind),
+                first=self._arrays.index(next(iter(self.plan.given)))), self.code.stands)
 
-    def _places_of(self, seen: Seen) -> Any:
-        _, _, at, _, held = seen
-        return (*at, *(tuple(held[n]) for n in self._with_arrays)) if self._with_arrays else at
+    def _pick(self, behind: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        """What makes of what a call brings, the last array's address first, what `ProgramPlan.start` takes."""
+        count = len(self._arrays)
+        at = {name: (n + 1) % count for n, name in enumerate(self._arrays)}
+        begin = [*map(at.__getitem__, self.plan.given), count]
+        if not self._held and all(place >= 0 for place, _ in self._numbers):
+            return itemgetter(*begin, *(count + 1 + place for place, _ in self._numbers))
+        of_components = count + sum(type(x) is not tuple for x in behind)
 
-    def _brought(self, held: list[list[Any]]) -> list[Any]:
-        """Of the functions that it calls: a call's components, and others."""
-        found: list[Any] = []
-        for one in self._held:
-            found += held[one] if isinstance(one, int) else Callees((one,)).brought
-        return found
+        def pick(now: tuple[Any, ...]) -> tuple[Any, ...]:
+            values = [now[n] for n in begin]
+            values += [default if place < 0 else now[count + 1 + place] for place, default in self._numbers]
+            for one in self._held:                     # of the functions that it calls: a call's components, and others
+                values += now[of_components + one] if isinstance(one, int) else Callees((one,)).brought
+            return tuple(values)
 
-    def again(self, seen: Seen, stream: Any) -> bool:
-        """Launch it on arrays at these addresses; False where the call has to be looked at."""
-        _, arrays, at, numbers, held = seen
-        if self._call is None:
-            return False
-        given = self._places_of(seen) if self._with_arrays else at
-        values = [*(at if self._places is None else self._places(at)), 0]
-        for place, default in self._numbers:
-            values.append(default if place < 0 else numbers[place])
-        if self._held:
-            values += self._brought(held)
-        return self._call.launch(arrays[self._first], given, tuple(values), stream)
+        return pick
 
 
 def run(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
     """`gemmkit.programs.decorated.Program.__call__`; ``others``: arguments by their names."""
-    seen = None if current_mode() is not None else _quickly(program, arrays, others, mapping)
-    known: KnownProgram | None = None
+    seen = _quickly(program, arrays, others, mapping)
     if seen is not None:
-        known = plans.get(seen[0])
-        if known is not None and known.again(seen, stream):
+        rest, given, behind, held = seen
+        if program.calls.again(rest, given[:-1], behind, held, given[-1], stream) is not None:
             return
     arguments = program.bound(arrays, others)
-    before = known
-    plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen[0], [
-        *program.names[:len(arrays)], *others])
+    key = _key_of(program, seen)
+    before = None if key is None else plans.get(key)
+    plan, known = _plan_of(program, arguments, mapping, key, [*program.names[:len(arrays)], *others])
     if known is not None and known is not before and seen is not None and not plan.callees.all:
-        known.allow(seen)                              # the passes, or what stands for them, have looked at these arrays
-        if known.again(seen, stream):
+        known.keep(program, seen)                      # the passes, or what stands for them, have looked at these arrays
+        if program.calls.again(rest, given[:-1], behind, held, given[-1], stream) is not None:
             return
     plan.run(arguments, None if stream is None else as_stream_handle(stream))
     if known is not None and seen is not None:
-        known.allow(seen)
+        known.keep(program, seen)
 
 
 def plan_of_call(program: Program, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
     """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.plan.planned` raises."""
-    seen = None if current_mode() is not None else _quickly(program, (), arguments, mapping)
-    return _plan_of(program, arguments, mapping, None if seen is None else seen[0], list(arguments))[0]
+    key = _key_of(program, _quickly(program, (), arguments, mapping))
+    return _plan_of(program, arguments, mapping, key, list(arguments))[0]
+
+
+def _key_of(program: Program, seen: Seen | None) -> Any:
+    """What a call's plan is kept by; None for one that is not kept."""
+    if seen is None or current_mode() is not None:
+        return None
+    try:
+        return seen[0], program.calls.recogniser(seen[1])[0]
+    except (TypeError, ValueError):
+        return None
 
 
 def _plan_of(program: Program, arguments: dict[str, Any], mapping: Mapping | None, key: Any,
@@ -399,8 +399,8 @@ def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], 
     """None for arguments of which it cannot be told whether they are what they were."""
     parts: list[Any] = [program, mapping, assumed_device(), *others]
     given: list[Any] = []
-    numbers: list[float] = []
-    held: list[list[Any]] = []
+    behind: list[Any] = [0]
+    brought: list[tuple[Any, ...]] = []
     for x in (*arrays, *others.values()) if others else arrays:
         kind = type(x)
         if kind in KEYS or (kind is not float and (part := _part(x)) is None and is_array(x)):
@@ -409,23 +409,22 @@ def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], 
         elif kind is float:
             if LARGEST < abs(x) < math.inf:            # who looks at the call refuses it
                 return None
-            numbers.append(x or components.exact(x))
+            behind.append(x or components.exact(x))
             parts.append(x > 0)
         elif part is not None:
             if isinstance(x, FLOATS):
                 number = float(x)
                 if LARGEST < abs(number) < math.inf:   # who looks at the call refuses it
                     return None
-                numbers.append(number or components.exact(number))
+                behind.append(number or components.exact(number))
             parts.append(part)
         elif isinstance(x, Component):
-            held.append([])
-            components.seen(x, parts, held[-1])
+            own: list[Any] = []
+            components.seen(x, parts, own)
+            brought.append(tuple(own))
         else:
             return None
-    try:
-        kinds, at = program.recogniser(tuple(given))
-    except (TypeError, ValueError):
-        return None
-    parts.append(kinds)
-    return tuple(parts), given, at, numbers, held
+    if not brought:
+        return (tuple(parts), tuple(given), tuple(behind), ()) if given else None
+    held = tuple([own for own in brought if any([isinstance(value, (int, np.integer)) for value in own])])
+    return (tuple(parts), tuple(given), (*behind, *brought), held) if given else None

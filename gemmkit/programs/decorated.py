@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from gemmkit.plans.launch import KnownCalls, cache
 from gemmkit.programs.called import NUMBER, TEST, WHOLE, given_for, of_elements
 from gemmkit.programs.lengths import PackedRows, PagedRows, RowsOfPiece, packed_rows, paged_rows, piece_of
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.trace import FUNCTIONS, Along, Interpreter, Loop, called, entered, stores_of, trace
 from gemmkit.programs.values import Axis, Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
-from gemmkit.runtime.arrays import Recogniser, describe, is_array, on_host
+from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
@@ -189,6 +190,9 @@ def _check_mapping(mapping: Any) -> None:
         raise TypeError(f"mapping={mapping!r}: a gemmkit.Mapping is needed, such as Mapping({{'m': 128}}), or None")
 
 
+known_calls = cache()
+
+
 class Program:
     """A decorated function. Its arguments are arrays, floating-point numbers, and functions that it calls, such as a gate or
     a score. The arrays that it stores into are its results; the caller passes them."""
@@ -199,7 +203,7 @@ class Program:
         self.names = list(self.signature.parameters)
         kinds = {parameter.kind for parameter in self.signature.parameters.values()}
         self._is_plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
-        self.recogniser = Recogniser()                 # of its calls' arrays
+        self.calls = KnownCalls(known_calls)                     # with all programs' in one cache
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -465,7 +465,7 @@ def allocator(like: ArrayInfo, shape: tuple[int, ...], dtype: Any) -> tuple[Call
     torch = sys.modules["torch"]
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     short = getattr(guards, "_empty_strided_cuda", None) if is_alone else None
-    address_of = methodcaller("data_ptr")
+    address_of = torch.Tensor.data_ptr
     if short is not None:  # PyTorch's own compiler calls it: less than half the time, and the current device
         return partial(short, shape, _contiguous(shape), torch_dtype), address_of
     place = torch.device("cuda", 0 if is_alone else like.device)
@@ -528,116 +528,173 @@ _MAKERS = {"cupy": _cupy_keys, "torch": _torch_keys}
 
 # -- several at a time, among all that were seen -------------------------------------------------------------
 #
-# The arrays of a call are recognised together. PyTorch's compiler asks in the same way whether the inputs of a graph are
-# like those that it was made for: one C function compares all that `_torch_keys` reads, in the time that one or two
-# attributes take (0.26 us for four tensors, where their keys take 2.6 and looking them up 0.5).
+# The arrays of a call are recognised together. Of tensors PyTorch's compiler asks in the same way whether the inputs of a
+# graph are like those that it was made for: one C function compares all that `_torch_keys` reads, in the time that one or
+# two attributes take (0.26 us for four tensors, where their keys take 2.6 and looking them up 0.5). Of CuPy's arrays all
+# that `_cupy_keys` reads is compared at once. The function that does it is compiled for their number: a loop takes twice as
+# long.
 
-class TensorKinds:
-    """What tensors that come together are known by: one object for all that have the same keys, told by ``check`` and, where
-    one requires a gradient, by whether it is ``recorded``; None: none does."""
+Addresses = Callable[[tuple[Any, ...]], "tuple[int, ...] | None"]
 
-    __slots__ = ("address_of", "at", "check", "count", "recorded", "recording")
 
-    def __init__(self, torch: Any, check: Callable[..., bool], tensors: tuple[Any, ...]):
-        self.check, self.count = check, len(tensors)
-        self.address_of, self.recording = torch.Tensor.data_ptr, torch.is_grad_enabled
-        self.recorded: bool | None = torch.is_grad_enabled() if any(x.requires_grad for x in tensors) else None
+class ArrayKinds:
+    """What arrays of one library that come together are known by: one object for all that have the same keys.
+    ``addresses(others)`` are those of others that have them, None for all else."""
+
+    __slots__ = ("addresses", "at")
+
+    def __init__(self, addresses: Addresses):
+        self.addresses = addresses
         self.at: dict[tuple[int, ...], Any] = {}           # what they are known by at these addresses
 
 
 _KINDS, _ALIKE, _PLACES = 4096, 4, 256
-_kinds: dict[tuple[tuple[Key, ...], tuple[bool, ...]], TensorKinds] = {}
+_kinds: dict[Any, ArrayKinds] = {}
 
 
 class Recogniser:
     """The arrays of one function's calls. ``recogniser(arrays)`` is what they are known by, and their addresses: what says
-    how each is described (stream apart), the remainder of its address by 16, and which have one address.
+    how each is described (stream apart), the remainder of its address by 16, and which have one address. ``last`` are those
+    of the last call, which are asked first.
 
     Raises what `describe` raises, without an argument's name.
     """
 
-    __slots__ = ("_by_shapes", "_last")
+    __slots__ = ("_by_shapes", "last")
 
     def __init__(self) -> None:
-        self._last: TensorKinds | None = None
-        self._by_shapes: dict[Any, tuple[TensorKinds, ...]] = {}         # of the first and the last, the newest in front
+        self.last = ArrayKinds(_no_addresses)
+        self._by_shapes: dict[Any, tuple[ArrayKinds, ...]] = {}          # of the first and the last, the newest in front
 
     def __call__(self, arrays: tuple[Any, ...]) -> tuple[Any, tuple[int, ...]]:
-        kinds: Any = self._last
-        if kinds is not None and not (kinds.count == len(arrays) and kinds.check(*arrays) and (
-                kinds.recorded is None or kinds.recorded == kinds.recording())):
-            kinds = self._last = self._alike(arrays)
-        if kinds is not None:
-            at = tuple(map(kinds.address_of, arrays))
-            return kinds.at.get(at) or _placed(kinds, at), at
-        both: Any = ()
-        if len(arrays) == 2:                               # no tensors, as a rule: half of the time that any number takes
-            x, y = arrays
-            both = (at_x, of_x), (at_y, of_y) = KEYS.get(type(x), key_of)(x, ""), KEYS.get(type(y), key_of)(y, "")
-            if len(of_y) != _KEY and not (at_x | at_y) & 15 and at_x != at_y:
-                return (of_x, of_y), (at_x, at_y)
-        low, keys, pointers, key = 0, [], [], ()
-        for n, x in enumerate(arrays):
-            pointer, key = both[n] if both else KEYS.get(type(x), key_of)(x, "")
-            low |= pointer
-            keys.append(key)
-            pointers.append(pointer)
-        at, kinds = tuple(pointers), tuple(keys)
-        if len(key) == _KEY and (make := _guards(sys.modules["torch"])) is not None:
-            kinds = self._of_tensors(arrays, kinds, make)
-            if type(kinds) is TensorKinds:
-                return _placed(kinds, at), at
-        return kinds if not low & 15 and len({*pointers}) == len(pointers) else _told_apart(kinds, at), at
+        last = self.last
+        at = last.addresses(arrays)
+        return self.other(arrays) if at is None else (last.at.get(at) or placed(last, at), at)
 
-    def _alike(self, arrays: tuple[Any, ...]) -> TensorKinds | None:
-        """Those of earlier calls, which come in turn."""
+    def other(self, arrays: tuple[Any, ...]) -> tuple[Any, tuple[int, ...]]:
+        """Arrays that are not like those of the last call."""
         try:
-            likely = self._by_shapes.get((arrays[0].shape, arrays[-1].shape), ())
+            shapes = arrays[0].shape, arrays[-1].shape
+            likely = self._by_shapes.get(shapes, ())
         except (AttributeError, TypeError):                # another library's arrays, without a shape, or one that is a list
-            return None
-        for one in likely:
-            if one.count == len(arrays) and one.check(*arrays) and (
-                    one.recorded is None or one.recorded == one.recording()):
-                return one
-        return None
+            shapes, likely = None, ()
+        for one in likely:                                 # calls that come in turn
+            at = one.addresses(arrays)
+            if at is not None:
+                self.last = one
+                return one.at.get(at) or placed(one, at), at
+        return self._among_all(arrays, shapes)
 
-    def _of_tensors(self, tensors: tuple[Any, ...], keys: tuple[Key, ...], make: Callable[..., Any]) -> Any:
-        """What stands for the keys of tensors; the keys themselves of other objects."""
-        torch = sys.modules["torch"]
-        plain = torch.Tensor, torch.nn.Parameter
-        if any(len(key) != _KEY or type(x) not in plain for key, x in zip(keys, tensors)):
-            return keys
-        known = keys, tuple([x.requires_grad for x in tensors])        # which a check asks, recording or not
+    def _among_all(self, arrays: tuple[Any, ...], shapes: Any) -> tuple[Any, tuple[int, ...]]:
+        """By their keys, which stand for arrays of several libraries, or of another."""
+        both = [KEYS.get(type(x), key_of)(x, "") for x in arrays]
+        at, keys = tuple([pointer for pointer, _ in both]), tuple([key for _, key in both])
+        addresses = _addresses(arrays, keys)
+        if addresses is None:
+            return keys if _are_apart(at) else _told_apart(keys, at), at
+        known = keys, _asked(arrays)
         found = _kinds.get(known)
         if found is None:
             if len(_kinds) >= _KINDS:
                 _kinds.clear()
-            found = _kinds[known] = TensorKinds(torch, make(tensors), tensors)
-        elif not found.check(*tensors):                    # it was made in another mode of PyTorch's, such as for inference
-            found.check = make(tensors)
+            found = _kinds[known] = ArrayKinds(addresses)
+        else:
+            found.addresses = addresses                    # it was made in another mode of PyTorch's, such as for inference
         if len(self._by_shapes) >= _KINDS:
             self._by_shapes.clear()
-        shapes = tensors[0].shape, tensors[-1].shape
         others = [one for one in self._by_shapes.get(shapes, ()) if one is not found]
         self._by_shapes[shapes] = found, *others[:_ALIKE - 1]
-        self._last = found
-        return found
+        self.last = found
+        return found.at.get(at) or placed(found, at), at
+
+
+def _no_addresses(arrays: tuple[Any, ...]) -> None:
+    """Of a function that has not been called."""
+
+
+def _asked(arrays: tuple[Any, ...]) -> Any:
+    """What PyTorch's check asks beside keys: whether a tensor requires a gradient, recording or not."""
+    return tuple([getattr(x, "requires_grad", None) for x in arrays])
+
+
+def alike(arrays: tuple[Any, ...]) -> Addresses:
+    """`ArrayKinds.addresses` for arrays like these. Raises what `describe` raises."""
+    return _addresses(arrays, tuple([KEYS.get(type(x), key_of)(x, "")[1] for x in arrays])) or _no_addresses
+
+
+def _addresses(arrays: tuple[Any, ...], keys: tuple[Key, ...]) -> Addresses | None:
+    """None for arrays of several libraries, or of one whose arrays are described, and for tensors without memory."""
+    libraries = {_LIBRARY_OF.get(len(key)) for key in keys}
+    library = libraries.pop() if len(libraries) == 1 else None
+    if library is None:
+        return None
+    kinds, compared = tuple(map(type, arrays)), tuple([part for key in keys for part in key[1:]])
+    if library == "cupy":
+        return _comparing(library, len(arrays))(kinds, compared, None, None)
+    torch = sys.modules["torch"]
+    make = _guards(torch)
+    if make is None or not {*kinds} <= {torch.Tensor, torch.nn.Parameter}:
+        return _comparing(library, len(arrays))(kinds, compared, torch.is_grad_enabled, None)
+    records = torch.is_grad_enabled() if any(x.requires_grad for x in arrays) else None
+    return _comparing("checked", len(arrays))(make(arrays), records, torch.is_grad_enabled, torch.Tensor.data_ptr)
+
+
+#: The library of an array by the length of its key (type, ...).
+_LIBRARY_OF = {5: "cupy", 8: "torch"}
+_OF_ONE = {                            # whether one has the key, of which the first is known, and where it is
+    "cupy": ("{x}.shape, {x}.strides, {x}.dtype, (of_{x} := {x}.data).device_id,", "of_{x}.ptr"),
+    "torch": ("{x}.shape, {x}.stride(), {x}.dtype, {x}.device, {x}.is_neg(), {x}.is_conj(), "
+              "{x}.requires_grad and recording(),", "{x}.data_ptr()"),
+    "checked": ("", "address_of({x})"),
+}
+
+
+@functools.lru_cache(maxsize=256)
+def _comparing(library: str, count: int) -> Callable[..., Addresses]:
+    """What makes `ArrayKinds.addresses` of so many arrays."""
+    names = [f"x{n}" for n in range(count)]
+    all_of = ", ".join(names) + ","
+    compared, address = _OF_ONE[library]
+    if library == "checked":
+        begin = "def made(check, records, recording, address_of):"
+        same = f"check({all_of}) and (records is None or records == recording())"
+    else:
+        begin = f"def made(kinds, keys, recording, _):\n    {''.join(f'kind{n}, ' for n in range(count))} = kinds"
+        same = (" and ".join(f"type({x}) is kind{n}" for n, x in enumerate(names))
+                + f" and ({' '.join(compared.format(x=x) for x in names)}) == keys")
+    text = f"""{begin}
+    def addresses(arrays):
+        if len(arrays) != {count}:
+            return None
+        {all_of} = arrays
+        try:
+            if {same}:
+                return {''.join(address.format(x=x) + ', ' for x in names)}
+        except RuntimeError:                               # of a sparse tensor: it has neither strides nor one pointer
+            return None
+    return addresses
+"""
+    space: dict[str, Any] = {}
+    exec(text, space)
+    made: Callable[..., Addresses] = space["made"]
+    return made
+
+
+def _are_apart(at: tuple[int, ...]) -> bool:
+    """Whether all are multiples of 16, and no two are one."""
+    return len({*at}) == len(at) and not any([pointer & 15 for pointer in at])
 
 
 def _told_apart(kinds: Any, at: tuple[int, ...]) -> Any:
     return kinds, tuple([pointer & 15 for pointer in at]), tuple(map(at.index, at))
 
 
-def _placed(kinds: TensorKinds, at: tuple[int, ...]) -> Any:
-    """What tensors at these addresses are known by, kept for the next that are there."""
+def placed(kinds: ArrayKinds, at: tuple[int, ...]) -> Any:
+    """What arrays at these addresses are known by, kept for the next that are there."""
     if len(kinds.at) >= _PLACES:
         kinds.at.clear()
-    apart = len({*at}) == len(at) and not any(pointer & 15 for pointer in at)
-    found = kinds.at[at] = kinds if apart else _told_apart(kinds, at)
+    found = kinds.at[at] = kinds if _are_apart(at) else _told_apart(kinds, at)
     return found
-
-
-_KEY = 8                               # what `_torch_keys` reads of a tensor, but of one that has no memory of its own
 
 
 @functools.lru_cache(maxsize=1)
@@ -683,36 +740,11 @@ def matcher(x: Any, name: str = "a") -> Callable[[Any], int | None]:
     (False, True)
     """
     info, kind = describe(x, name), type(x)
-    if info.library == "cupy":
-        in_cupy = x.shape, x.strides, x.dtype, info.device
-
-        def cupy_pointer(y: Any) -> int | None:
-            if type(y) is kind:
-                data = y.data
-                if (y.shape, y.strides, y.dtype, data.device_id) == in_cupy:
-                    return data.ptr
-            return None
-
-        return cupy_pointer
-    if info.library == "torch":
-        in_torch = x.shape, x.stride(), x.dtype, x.device
-        recording, may_be_conjugated = sys.modules["torch"].is_grad_enabled, info.dtype.kind == "c"
-
-        def torch_pointer(y: Any) -> int | None:
-            if (
-                type(y) is kind
-                and not y.is_neg()
-                and not (y.requires_grad and recording())
-                and not (may_be_conjugated and y.is_conj())
-            ):
-                try:
-                    if (y.shape, y.stride(), y.dtype, y.device) == in_torch:
-                        return y.data_ptr()
-                except RuntimeError:  # a sparse tensor: it has neither strides nor one pointer
-                    return None
-            return None
-
-        return torch_pointer
+    key = KEYS.get(kind, key_of)(x, name)[1]
+    if library := _LIBRARY_OF.get(len(key)):
+        recording = sys.modules["torch"].is_grad_enabled if library == "torch" else None
+        addresses = _comparing(library, 1)((kind,), key[1:], recording, None)
+        return lambda y: (addresses((y,)) or (None,))[0]
     wanted = info[1:7]
 
     def pointer(y: Any) -> int | None:

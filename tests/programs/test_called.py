@@ -735,10 +735,10 @@ def test_a_known_call_brings_its_number(launched: Launched, derived: list[str], 
             scaled(x, y, one)
         seen = calls._quickly(scaled, (x, y, number), {}, None)
         assert seen is not None
-        known = calls.plans[seen[0]]
-        known._call = None                                     # made anew with the next that is allowed
+        known = calls.plans[calls._key_of(scaled, seen)]
         known.plan.__dict__["start"] = lambda stream, given: values.append(given)
-        known.allow(seen)
+        scaled.calls._known.clear()                            # made anew with the next that is kept
+        known.keep(scaled, seen)
         scaled(x, y, number)
         (given,) = values
         assert str(number_brought(given[-1])) == str(float(number))
@@ -747,6 +747,44 @@ def test_a_known_call_brings_its_number(launched: Launched, derived: list[str], 
             with pytest.raises(ValueError, match="numbers of a kernel are float32"):
                 scaled(x, y, 1e300)
         assert launched.count == count
+
+
+class Offered:
+    """An array of no library, which is written on a stream."""
+
+    def __init__(self, pointer: int, stream: int):
+        self.__cuda_array_interface__ = {"version": 3, "shape": (64, 64), "strides": None, "typestr": "<f4",
+                                         "data": (pointer, False), "stream": stream}
+
+
+def test_a_known_call_is_on_the_stream_that_a_first_one_is_on() -> None:
+    """That of the array which the kernel takes first, wherever a call gives it."""
+    def scaled(x: Any, y: Any, scale: float) -> None:
+        for m in gp.parallel(x.rows):
+            y[m] = scale * x[m]
+
+    def scales(y: Any, x: Any, scale: float) -> None:
+        for m in gp.parallel(x.rows):
+            y[m] = scale * x[m]
+
+    streams: list[int] = []
+
+    def entry(config: Any, *_: Any) -> int:
+        streams.append(config._obj.stream)
+        return 0
+
+    with stand_ins.gpu(entry):
+        for function in scaled, scales:
+            program, arrays = gk.program(function), (Offered(1 << 30, 5), Offered(1 << 31, 6))
+            for _ in range(3):
+                program(*arrays, 2.0)
+            known = len(program.calls._known)
+            assert known and len({*streams}) == 1 and len(streams) == 3
+            streams.clear()
+            program(Offered(1 << 30, 8), Offered(1 << 31, 9), 2.0)
+            assert len(program.calls._known) == known and streams[0] in (8, 9)
+            streams.clear()
+    forget(), calls.forget_all()
 
 
 def test_two_arguments_that_are_one_component_are_two_in_another_call(launched: Launched, derived: list[str]) -> None:

@@ -18,8 +18,9 @@ from bench import stand_ins  # noqa: E402
 from gemmkit.plans.launch import forget  # noqa: E402
 from gemmkit.programs import plan as program_plan  # noqa: E402
 from gemmkit.runtime import arrays  # noqa: E402
-from gemmkit.runtime.arrays import ArrayInfo, Recogniser, TensorKinds  # noqa: E402
+from gemmkit.runtime.arrays import ArrayKinds, Recogniser  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
+from tests.support.known_calls import tensors_of_a_gpu  # noqa: E402
 
 M, N, K = 16, 32, 64
 
@@ -103,7 +104,7 @@ def test_what_is_seen_first_in_another_mode_is_checked_in_this_one(recogniser: R
     with torch.autocast("cpu", dtype=torch.bfloat16):
         kinds, _ = recogniser((x,))
     assert recogniser((x,))[0] == kinds
-    assert not isinstance(kinds, TensorKinds) or "_of_tensors" not in functions_run(lambda: recogniser((x,)))
+    assert not isinstance(kinds, ArrayKinds) or "_among_all" not in functions_run(lambda: recogniser((x,)))
 
 
 def test_no_tensor_is_kept_alive(recogniser: Recogniser) -> None:
@@ -138,7 +139,7 @@ def test_a_check_that_does_not_tell_a_difference_is_not_relied_on(monkeypatch: p
     assert arrays._guards(torch) is None
     monkeypatch.undo()
     arrays._guards.cache_clear()
-    assert isinstance(Recogniser()((half(2),))[0], TensorKinds)
+    assert isinstance(Recogniser()((half(2),))[0], ArrayKinds)
 
 
 # -- of a GPU's tensors --------------------------------------------------------------------------------------------------
@@ -155,24 +156,10 @@ class Launches:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+def launches() -> Iterator[Launches]:
     """Within it tensors of the CPU are a GPU's."""
-    made, empty = Launches(), torch.empty
-
-    def read(x: Any, name: str) -> ArrayInfo:
-        if x.requires_grad and torch.is_grad_enabled():
-            raise arrays.RequiresGradient(f"{name} requires a gradient")
-        if x.is_neg() or x.is_conj():
-            raise ValueError(f"{name} is a lazy view")
-        return ArrayInfo(x.data_ptr(), tuple(x.shape), x.stride(), arrays._from_torch()[x.dtype], 0, False, "torch")
-
-    for kind in (torch.Tensor, torch.nn.Parameter):
-        monkeypatch.setitem(arrays._READERS, kind, read)
-        monkeypatch.setitem(arrays.KEYS, kind, arrays._torch_keys())
-    monkeypatch.setattr(torch, "empty", lambda *shape, device=None, **more: empty(*shape, **more))
-    monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", torch._C._dynamo.guards._empty_strided_cpu)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 77, raising=False)
-    with stand_ins.gpu(made):
+    made = Launches()
+    with tensors_of_a_gpu(), stand_ins.gpu(made):
         forget()
         yield made
         forget()
