@@ -63,6 +63,7 @@ from gemmkit.programs.launches import (
 from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
+from gemmkit.programs.pieces import PiecePrinter
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
@@ -479,6 +480,9 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
                 raise error.reason from None
             return _planned(program, arguments, replace(mapping, splits=1), text)
     places = places_of(loop, arguments)
+    if places.in_pieces and not kernel.uses_tma:
+        raise ConfigError("packed(...) in tiles of rows and columns: the kernel for TMA and wgmma (compute capability 9.0) "
+                          "reads offsets; here use tiles of whole rows, parallel(x.count, x.rows)")
     _check_names(infos, places, arguments, kernel)
     lines = {rounds.index.name: rounds.line for rounds in places.loops}
     check = partial(check_launch, operands={tile.parameter.name: rounds.line for rounds in places.loops
@@ -492,7 +496,8 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
     given = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
     operands = {tile.parameter.name for rounds in places.loops for tile in rounds.tiles}
-    printed = text_of(Printer(*given) if kernel.uses_tma else MultistagePrinter(*given, copies={
+    hopper = PiecePrinter if places.in_pieces else Printer
+    printed = text_of(hopper(*given) if kernel.uses_tma else MultistagePrinter(*given, copies={
         key: _copies(kernel, infos[key]) for key in operands}), title)
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
@@ -594,7 +599,8 @@ class GridProblem(MappingProblem):
             info = self.infos[store.parameter.name]
             for array in made.arrays:
                 check_read(array, self.infos[array], store.line)
-            kind = {None: self.kernel.whole_rows if leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
+            whole = self.kernel.whole_rows if places.piece is None else "OctetOut"         # TMA does not end where a piece does
+            kind = {None: whole if leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
                     places.indices[1]: "RowsOut"}[store.only]
             outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and in_pairs(info),
                             None if root.op == "after" else made, made.sums[0]))
