@@ -2,8 +2,8 @@
 
 | packed | tiles | rounds |
 |---|---|---|
-| a tile's rows, ``d[m, n]`` of ``x[m, k] @ w[i, k, n]`` | of each piece as many as its rows need | of all tiles alike |
-| what rounds go along, ``d[i, m, n]`` of ``x[k, m].T @ y[k, n]`` | of each piece as many as a result's matrix needs | a piece's |
+| a tile's rows, ``d[m, n]`` of ``x[m, k] @ w[i, k, n]`` | of each piece as many as it has rows for | of all tiles alike |
+| rounds' rows, ``d[i, m, n]`` of ``x[k, m].T @ y[k, n]`` | of each piece as many as a matrix needs | a piece's |
 
 Offsets are read on the GPU. Tiles of packed rows are counted piece by piece, so that no block has a tile without rows: a
 block goes on from the piece of its last tile, and looks for the next one while the first product of a tile runs. A warpgroup
@@ -19,10 +19,12 @@ import dataclasses
 from typing import Any
 
 from gemmkit.lang.aggregates import fill
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.registers import each
 from gemmkit.programs.collectives import MEETING, begin_of, blocks, number
-from gemmkit.programs.places import Await, Ring
-from gemmkit.programs.text import IMPORTS, ElementFunction, Event, Printer, of_blocks
+from gemmkit.programs.mapping import KernelLimits
+from gemmkit.programs.places import Await, Event, Places, Ring
+from gemmkit.programs.text import IMPORTS, ElementFunction, Printer, of_blocks
 from gemmkit.programs.values import Index
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.wgmma import fence_async, named_barrier
@@ -71,6 +73,13 @@ def put_zeros(tile: Any, n: int, stage: int, first: int, thread: int, threads: i
 
 # --------------------------------------------------------------------------------------------------
 # The kernel's text.
+
+def check_kernel(places: Places, kernel: KernelLimits) -> None:
+    """Raises ConfigError where rows are packed and the kernel does not read offsets."""
+    if places.in_pieces and not kernel.uses_tma:
+        raise ConfigError("packed(...) in tiles of rows and columns: the kernel for TMA and wgmma (compute capability 9.0) "
+                          "reads offsets; here use tiles of whole rows, parallel(x.count, x.rows)")
+
 
 @dataclasses.dataclass
 class PiecePrinter(Printer):
@@ -121,8 +130,8 @@ class PiecePrinter(Printer):
         piece = self.places.piece
         if piece is None:
             return [*super().begin(), *(f"    {line}" for line in self.bounds)]
-        return [*self.rank, f"tile = {of_blocks('block_x()', self.cluster)}", f"{self.place} = {self.placed('zero', 'zero')}",
-                f"while {piece.name} < sizes.{piece.name}:"]
+        return [*self.rank, f"tile = {of_blocks('block_x()', self.cluster)}",
+                f"{self.place} = {self.placed('zero', 'zero')}", f"while {piece.name} < sizes.{piece.name}:"]
 
     @property
     def bounds(self) -> list[str]:
@@ -146,12 +155,15 @@ class PiecePrinter(Printer):
         given = f"tile, {'' if memory.cluster.is_single else 'rank, '}{i}, {i}_tiles, sizes, {self.offsets}"
         begin = f"begin_of({self.offsets}, {{}}, sizes.{m})".format
         return ["def tiles(sizes):", '    """No fewer than there are, whatever the offsets are."""',
-                f"    return (udiv(sizes.{m}, {rows}) + sizes.{i}) * blocks(sizes.{n}, {size})", "", "", f"def place({given}):",
-                '    """Which piece, the one of the block\'s last tile or one behind; the tile\'s first row and column; where the',
-                '    piece begins, its rows, and the tiles in front of it."""', f"    columns = blocks(sizes.{n}, {size})",
-                f"    {i}, {i}_tiles = piece_of_tile({self.offsets}, {i}, {i}_tiles, sizes.{i}, tile, sizes.{m}, {rows}, columns)",
+                f"    return (udiv(sizes.{m}, {rows}) + sizes.{i}) * blocks(sizes.{n}, {size})", "", "",
+                f"def place({given}):",
+                '    """Which piece, that of the block\'s last tile or one behind; the tile\'s first row and column; where',
+                '    the piece begins, its rows, and the tiles in front of it."""',
+                f"    columns = blocks(sizes.{n}, {size})",
+                f"    {i}, {i}_tiles = piece_of_tile({self.offsets}, {i}, {i}_tiles, sizes.{i}, tile, sizes.{m}, {rows}, "
+                "columns)",
                 f"    {m}_origin = {begin(i)}", f"    {m}_count = {begin(f'min({i} + 1, sizes.{i})')} - {m}_origin",
-                f"    inner = tile - {i}_tiles if {i} < sizes.{i} else 0 * tile          # behind the last piece there is none",
+                f"    inner = tile - {i}_tiles if {i} < sizes.{i} else 0 * tile          # of no piece there is none",
                 f"    row, column = order.block(inner, max(blocks({m}_count, {rows}), 1), columns)",
                 f"    return {i}, {row}, {column}, {m}_origin, {m}_count, {i}_tiles"]
 

@@ -298,12 +298,12 @@ def check_pieces(places: Places, loop: Loop) -> None:
         raise refused(ValueError, f"packed(...): {n} are a tile's columns; a kernel has pieces of a tile's rows, or of "
                                   f"rounds ({such})", loop.line)
     if m.piece is not None and places.stacks != (m.piece,):
-        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; tiles "
-                                  f"of rows and columns then have no stacks but the pieces ({such})", loop.line)
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
+                                  f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
     for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
         if m.piece is not None or len(places.loops) > 1:
-            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop in these tiles then, and "
-                                      f"tiles of rows that are not packed ({such})", rounds.line)
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
+                                      f"rows that are not packed ({such})", rounds.line)
         across = next((x for x in rounds.products if not x.a_transposed or x.b_transposed), None)
         if across is not None or rounds.is_read_by_threads:
             raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "

@@ -657,8 +657,8 @@ class Printer:
             self.put(depth, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})",
                      f"while {k} < {self.end_of(ring.rounds.index)}:")
             self.events(depth + 1, ring, loop.round)
-            self.put(depth + 1, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})",
-                     step)
+            self.put(depth + 1, f"before, {self.slot(ring)} = {self.slot(ring)}, "
+                                f"{self.ring(ring)}.advance({self.slot(ring)})", step)
             self.events(depth, ring, loop.after)
         self.finish(depth)
 

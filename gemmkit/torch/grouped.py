@@ -10,8 +10,8 @@ from gemmkit.functions.grouped_rows import by_groups, of_groups
 from gemmkit.torch.product import Differentiable, autocast, batched_by, check_dtypes, check_together, define
 
 TAKEN = torch.float16, torch.bfloat16
-_FORMS = ("(rows, K) and (groups, K, N), or (M, rows) and (rows, N), are needed; of equal groups, (groups, M, K) and (groups, K, "
-          "N), gemmkit.torch.matmul is the product")
+_FORMS = ("(rows, K) and (groups, K, N), or (M, rows) and (rows, N), are needed; of equal groups, (groups, M, K) and "
+          "(groups, K, N), gemmkit.torch.matmul is the product")
 
 
 def grouped_mm(mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor) -> Any:
@@ -30,8 +30,8 @@ def grouped_mm(mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor) -> 
             others.
 
     Returns: a new tensor of their dtype. It has gradients by both, the same bits every time, and so have these. Rows behind
-    the last group belong to none: they are in no product, whatever they hold, and those of results are zeros. A group without
-    rows has a product of zeros.
+    the last group belong to none: they are in no product, whatever they hold, and those of results are zeros. A group
+    without rows has a product of zeros.
 
     Raises, before anything is launched
         TypeError: no tensors, other dtypes, or two of them.
@@ -56,8 +56,8 @@ def grouped_mm(mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor) -> 
 
 def _check(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> None:
     if offs.dim() != 1 or offs.dtype not in (torch.int32, torch.int64) or not offs.shape[0]:
-        raise ValueError(f"offs has shape {tuple(offs.shape)} and dtype {offs.dtype}; (groups,) of int32 or int64 is needed, at "
-                         "least one")
+        raise ValueError(f"offs has shape {tuple(offs.shape)} and dtype {offs.dtype}; (groups,) of int32 or int64 is needed,"
+                         " at least one")
     if a.dim() != 2 or b.dim() not in (2, 3):
         raise ValueError(f"mat_a has shape {tuple(a.shape)} and mat_b has shape {tuple(b.shape)}; {_FORMS}")
     if a.shape[1] != b.shape[-2]:
@@ -121,5 +121,6 @@ def _one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **options: Any)
     return batched_by(_OPERATOR, size, in_dims[:3], args, (None,) * 3, options)
 
 
-_OPERATOR: Any = Differentiable(define("gemmkit::grouped_mm", "(Tensor a, Tensor b, Tensor offs) -> Tensor", _compute, _allocate),
-                                _backward, _keep, _one_by_one, _compute)
+_SCHEMA = "(Tensor a, Tensor b, Tensor offs) -> Tensor"
+_OPERATOR: Any = Differentiable(define("gemmkit::grouped_mm", _SCHEMA, _compute, _allocate), _backward, _keep, _one_by_one,
+                                _compute)

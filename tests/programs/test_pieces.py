@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -169,7 +170,7 @@ def test_drawn_pieces_on_a_gpu(program: gk.Program, mapping: str, rng: np.random
         for result in (d, again):
             program(x, other, offsets, result, mapping=MAPPINGS[mapping])
         assert cupy.array_equal(d.view(np.int16), again.view(np.int16))
-        for i, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+        for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
             own = x[begin:end].astype(F32)
             matrix = other[begin:end] if program is of_rows else other[i].T if program is turned else other[i]
             found, wanted = (d[i], own.T @ matrix.astype(F32)) if program is of_rows else (d[begin:end], own @ matrix.astype(F32))

@@ -104,7 +104,8 @@ def shifted(a: Any, b: Any, bias: Any, c: Any, d: Any, alpha: float, kind: int) 
         for n in gp.sequential(c.rows):
             s = a[m] @ b[n].T
             if kind == 0:
-                shift = s / alpha + (-(-bias[m]))
+                minus = -bias[m]
+                shift = s / alpha + -minus
             elif kind == 1:
                 shift = bias[m] - s / alpha
             elif kind == 2:
