@@ -9,8 +9,6 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-import gemmkit as gk  # noqa: E402
-import gemmkit.torch  # noqa: E402
 from gemmkit.torch import grouped_mm  # noqa: E402
 
 HALF, BF16 = torch.float16, torch.bfloat16
