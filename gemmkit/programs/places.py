@@ -300,6 +300,10 @@ def check_pieces(places: Places, loop: Loop) -> None:
     if m.piece is not None and places.stacks != (m.piece,):
         raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
                                   f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
+    across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
+    if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
+        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie along "
+                                  f"this array's columns; a kernel takes a[m, k] ({such})", across.line)
     for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
         if m.piece is not None or len(places.loops) > 1:
             raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "

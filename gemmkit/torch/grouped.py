@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gemmkit.functions.grouped_rows import by_groups, of_groups
+from gemmkit.functions.grouped import by_groups, of_groups
 from gemmkit.torch.product import Differentiable, autocast, batched_by, check_dtypes, check_together, define
 
 TAKEN = torch.float16, torch.bfloat16

@@ -212,6 +212,8 @@ TILE = """    for {} in gp.parallel({}):{}
 @pytest.mark.parametrize("body,words", [
     (TILE.format("i, h, m, n", "rows.count, z.count, rows.rows, w.columns", "  #", "x.columns", "", "x[m, k] @ w[i, k, n]", "z[h, m, n]"),
      "rows of m are packed; tiles of rows and columns then have no stacks but the pieces"),
+    (TILE.format("i, m, n", "rows.count, rows.rows, w.columns", "", "w.rows", "", "t[i, k, m].T @ w[i, k, n]  #", "d[m, n]"),
+     r"t\[k, m\].T: rows of m are packed, and lie along this array's columns"),
     (TILE.format("i, n, m", "rows.count, w.columns, rows.rows", "  #", "x.columns", "", "x[m, k] @ w[i, k, n]", "d[m, n]").replace(
         "zeros(m, n)", "zeros(n, m)").replace("x[m, k] @ w[i, k, n]", "w[i, k, n].T @ x[m, k].T").replace("d[m, n]", "t[i, n, m]"),
      "are a tile's columns; a kernel has pieces of a tile's rows, or of rounds"),
