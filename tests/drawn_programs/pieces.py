@@ -83,8 +83,8 @@ def in_pieces(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tupl
         if read and not any(along in key for key in read) and array.role in ("operand", "element") and rng.random() < 0.7:
             of_each.add(array.name)
             of.arrays[n] = replace(array, dims=("P", *array.dims))
-        elif along != "m" and read and all(key[1:] == (along,) for key in read) and rng.random() < 0.9:
-            turned.add(array.name)                     # rounds go along the rows of both operands
+        elif read and all(key[1:] == (along,) for key in read) and rng.random() < 0.9:
+            turned.add(array.name)                     # pieces are of an array's rows
             of.arrays[n] = replace(array, dims=array.dims[::-1])
 
     def changed(x: Expr) -> Expr:
