@@ -261,10 +261,10 @@ class Places:
         return self.piece is not None or any(rounds.piece is not None for rounds in self.loops)
 
     def down(self, height: int) -> int:
-        """Tile rows of all stacks, or as many as pieces may have."""
+        """Tile rows of all stacks; where rows are packed, as many as pieces have in the mean, whose last ones are half full."""
         rows = -(-self.sizes[self.indices[0].extent] // height)
         if self.piece is not None:
-            return max(1, rows + self.sizes[self.piece.extent])
+            return max(1, rows + self.sizes[self.piece.extent] // 2)
         return max(1, rows) * max(1, math.prod(self.sizes[stack.extent] for stack in self.stacks))
 
     @property
@@ -302,8 +302,8 @@ def check_pieces(places: Places, loop: Loop) -> None:
                                   f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
     across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
     if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
-        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie along "
-                                  f"this array's columns; a kernel takes a[m, k] ({such})", across.line)
+        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie "
+                                  f"along this array's columns; a kernel takes a[m, k] ({such})", across.line)
     for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
         if m.piece is not None or len(places.loops) > 1:
             raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
