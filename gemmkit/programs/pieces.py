@@ -188,8 +188,8 @@ class PiecePrinter(Printer):
         return ", ".join(f"next_{name}" for name in self.place.split(", "))
 
     def multiply_tile(self, depth: int) -> None:
-        """Both ways through a tile look for the next one."""
-        if self.places.piece is None:
+        """Both ways through a tile look for the next one. Sums of columns take all warps, whose rows there are or not."""
+        if self.places.piece is None or self.places.column_starts:
             super().multiply_tile(depth)
             return
         m = self.places.indices[0].name

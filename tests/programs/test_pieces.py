@@ -70,6 +70,18 @@ def gated(x: Any, w: Any, v: Any, offsets: Any, bias: Any, scale: Any, d: Any, s
             sums[m] = total * scale[m]
 
 
+@gk.program
+def with_zeros(x: Any, w: Any, offsets: Any, d: Any) -> None:
+    """Of rows from which a number is subtracted: minus the sums of a matrix's columns."""
+    rows = gp.packed(x.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, rows.rows, w.columns):
+        acc, sums = gp.zeros(m, n), gp.zeros(n)
+        for k in gp.sequential(x.columns):
+            acc += x[m, k] @ w[i, k, n]
+            sums += w[i, k, n].sum(axis=0)
+        d[m, n] = acc - 0.5 * sums
+
+
 #: No rows, one, several tiles; rows of no piece in front and behind; one piece; many; none.
 OFFSETS = {
     "usual": [0, 20, 20, 148, 149, 300],
@@ -134,6 +146,14 @@ def test_elements_of_rows_and_of_pieces(machine: Any, mapping: str, columns: int
     w, v = (normal(rng, 5, 40, width) for _ in range(2))
     d, sums = poisoned((300, columns), dtype), poisoned((300,), F32)
     check(machine, gated, [x, w, v, cuts, bias, scale, d, sums], 2, MAPPINGS[mapping], columns)
+
+
+@on_machines
+@pytest.mark.parametrize("mapping", ["", "columns"])
+def test_sums_of_columns(machine: Any, mapping: str, rng: np.random.Generator) -> None:
+    """All warps add them up and meet, though some have no rows of the piece."""
+    cuts = np.array(OFFSETS["usual"], np.int32)
+    check(machine, with_zeros, [normal(rng, 300, 104), normal(rng, 5, 104, 136), cuts, poisoned((300, 136), F16)], 1, MAPPINGS[mapping])
 
 
 @on_machines

@@ -187,7 +187,7 @@ class _GridProgram:
 
     def check_alike(self, one: Log, other: Log, group: int) -> None:
         """Warpgroups do the same, of rows further down. One without rows of a piece awaits and releases stages alone."""
-        if not self.has_packed_rows:
+        if not self.has_packed_rows or self.places.column_starts:
             expect(_moved(one, 0) == _moved(other, 64 * group), f"warpgroup {group} does not do what the first one does")
             return
         wanted, tile = list[Any](), list[Any]()
