@@ -149,7 +149,7 @@ def test_elements_of_rows_and_of_pieces(machine: Any, mapping: str, columns: int
 
 
 @on_machines
-@pytest.mark.parametrize("mapping", ["", "columns"])
+@pytest.mark.parametrize("mapping", ["", "rows"])
 def test_sums_of_columns(machine: Any, mapping: str, rng: np.random.Generator) -> None:
     """All warps add them up and meet, though some have no rows of the piece."""
     cuts = np.array(OFFSETS["usual"], np.int32)

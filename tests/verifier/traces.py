@@ -232,10 +232,11 @@ class _GridProgram:
             tiles = itertools.product(matrices, rows if not isinstance(out, collectives.ColumnsOut) else rows[:1],
                                       columns if not isinstance(out, collectives.RowsOut) else columns[:1])
             wanted = Counter((m, n, numbers[self.m], numbers[self.n], h[::-1]) for h, m, n in tiles)
-            if self.has_packed_rows:   # tiles without rows are not stored
+            if self.has_packed_rows:   # tiles without rows are not stored, unless all of a cluster's add up columns
                 last = columns if not isinstance(out, collectives.RowsOut) else columns[:1]
+                tall = self.sizes[self.m] * (cluster.m if self.places.column_starts else 1)
                 wanted = Counter((begin + m, n, begin + count, numbers[self.n], ()) for h in matrices for begin, count in [self.piece_at(h, case)]
-                                 for m in range(0, count, self.sizes[self.m]) for n in last)
+                                 for m in range(0, -(-count // tall) * tall, self.sizes[self.m]) for n in last)
             found = Counter(part for array, part, _ in stored[name])
             expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
             expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
