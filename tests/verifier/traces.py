@@ -212,12 +212,12 @@ class _GridProgram:
         """In order: (which of the stacks, row, column)."""
         outs = {name: out for name, out in self.text.constants.items() if name.startswith("out_")}
         whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))]
-        found = [(event[3][4][::-1], event[3][0], event[3][1]) for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
+        found = [event[3] for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
         if not self.has_packed_rows:
-            return found
-        cuts = np.array(case.offsets[self.pieces_of.extent.offsets.name])
-        which = [int(np.searchsorted(cuts, row, "right")) - 1 for _, row, _ in found]
-        return [((i,), row - int(cuts[i]), column) for i, (_, row, column) in zip(which, found)]
+            return [(stacks[::-1], row, column) for row, column, _, _, stacks in found]
+        cuts = case.offsets[self.pieces_of.extent.offsets.name]
+        which = [cuts.index(end, 1) - 1 for _, _, end, _, _ in found]          # those without rows are behind it
+        return [((i,), row - cuts[i], column) for i, (row, column, *_) in zip(which, found)]
 
     def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
         text, numbers = self.text, case.numbers
