@@ -16,12 +16,13 @@ not stored. Rounds would add them up: threads put zeros over them in both operan
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from gemmkit.kernels.collectives.scheduler import Slot
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import View
 from gemmkit.lang.registers import each
-from gemmkit.programs.collectives import MEETING, begin_of, blocks, number
+from gemmkit.programs.collectives import MEETING, StagedTile, begin_of, blocks, number
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.places import Await, Event, Places, Ring
 from gemmkit.programs.text import IMPORTS, ElementFunction, Printer, of_blocks
@@ -32,14 +33,14 @@ from gemmkit.ptx.wgmma import fence_async, named_barrier
 OCTET = 8                              # elements of 16 bits that a thread puts down at once
 
 
-def tiles_of(offsets: Any, piece: int, pieces: int, rows: int, size: int, columns: int) -> int:
+def tiles_of(offsets: View, piece: int, pieces: int, rows: int, size: int, columns: int) -> int:
     """Of a piece, whose blocks of ``size`` rows have so many ``columns`` each; none behind the last piece."""
     if piece >= pieces:
         return piece * 0
     return blocks(max(begin_of(offsets, piece + 1, rows) - begin_of(offsets, piece, rows), 0), size) * columns
 
 
-def piece_of_tile(offsets: Any, piece: int, before: int, pieces: int, tile: int, rows: int, size: int,
+def piece_of_tile(offsets: View, piece: int, before: int, pieces: int, tile: int, rows: int, size: int,
                   columns: int) -> tuple[int, int]:
     """The piece that a tile is of, and how many tiles are in front of that piece: ``piece``, which has ``before``, or one
     behind. The number of pieces where there are not so many tiles."""
@@ -50,7 +51,7 @@ def piece_of_tile(offsets: Any, piece: int, before: int, pieces: int, tile: int,
     return piece, before
 
 
-def end_piece(tiles: tuple, slot: Any, first: int, group: int, consumers: int) -> None:
+def end_piece(tiles: tuple, slot: Slot, first: int, group: int, consumers: int) -> None:
     """Zeros over the lines of a stage's blocks from the ``first`` on, by all threads of the consumers, before any of them
     multiplies the stage."""
     each(put_zeros, tiles, slot.stage, first, number(group), 128 * consumers)
@@ -58,7 +59,7 @@ def end_piece(tiles: tuple, slot: Any, first: int, group: int, consumers: int) -
     named_barrier(MEETING, 128 * consumers)
 
 
-def put_zeros(tile: Any, n: int, stage: int, first: int, thread: int, threads: int) -> None:
+def put_zeros(tile: StagedTile, n: int, stage: int, first: int, thread: int, threads: int) -> None:
     """A swizzle moves elements within their line."""
     octets = tile.line // OCTET
     count = (tile.held - first) * octets

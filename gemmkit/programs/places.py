@@ -261,7 +261,7 @@ class Places:
         return self.piece is not None or any(rounds.piece is not None for rounds in self.loops)
 
     def down(self, height: int) -> int:
-        """Tile rows of all stacks; where rows are packed, as many as pieces have in the mean, whose last ones are half full."""
+        """Tile rows of all stacks; where rows are packed, as many as pieces have in the mean, their last ones half full."""
         rows = -(-self.sizes[self.indices[0].extent] // height)
         if self.piece is not None:
             return max(1, rows + self.sizes[self.piece.extent] // 2)

@@ -103,7 +103,7 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Any:
     return a.new_empty((a.shape[0], b.shape[2]) if b.dim() == 3 else (offs.shape[0], a.shape[0], b.shape[1]))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -116,9 +116,9 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> t
     return (_OPERATOR(b, grad.mT, offs).mT if of_a else None), (_OPERATOR(a.mT, grad, offs) if of_b else None), None
 
 
-def _one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Any, Any]:
+def _one_by_one(size: int, in_dims: tuple[int | None, ...], *args: torch.Tensor) -> tuple[Any, Any]:
     """Of a batch there is one launch after the other."""
-    return batched_by(_OPERATOR, size, in_dims[:3], args, (None,) * 3, options)
+    return batched_by(_OPERATOR, size, in_dims[:3], args, (None,) * 3, {})
 
 
 _SCHEMA = "(Tensor a, Tensor b, Tensor offs) -> Tensor"
