@@ -81,7 +81,8 @@ def _compute(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Any:
     with torch.no_grad():
         rows = a.shape[0] if b.dim() == 3 else a.shape[1]
         bounds = offs.new_full((offs.shape[0] + 2,), rows)             # 0, the ends, and the end of all rows
-        bounds[0], bounds[1:-1] = 0, offs
+        bounds[:1].zero_()                             # an element of Python's is copied from the host, which graphs refuse
+        bounds[1:-1].copy_(offs)
         if b.dim() == 2:
             out = a.new_empty((offs.shape[0], a.shape[0], b.shape[1]))
             if rows and out.numel():
