@@ -75,11 +75,12 @@ def put_zeros(tile: StagedTile, n: int, stage: int, first: int, thread: int, thr
 # --------------------------------------------------------------------------------------------------
 # The kernel's text.
 
-def check_kernel(places: Places, kernel: KernelLimits) -> None:
-    """Raises ConfigError where rows are packed and the kernel does not read offsets."""
+def supported(places: Places, kernel: KernelLimits) -> Places:
+    """The places. Raises ConfigError where rows are packed and the kernel does not read offsets."""
     if places.in_pieces and not kernel.uses_tma:
         raise ConfigError("packed(...) in tiles of rows and columns: the kernel for TMA and wgmma (compute capability 9.0) "
                           "reads offsets; here use tiles of whole rows, parallel(x.count, x.rows)")
+    return places
 
 
 @dataclasses.dataclass

@@ -63,7 +63,7 @@ from gemmkit.programs.launches import (
 from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.pieces import PiecePrinter, check_kernel
+from gemmkit.programs.pieces import PiecePrinter, supported
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
@@ -479,8 +479,7 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
             if mapping.splits:
                 raise error.reason from None
             return _planned(program, arguments, replace(mapping, splits=1), text)
-    places = places_of(loop, arguments)
-    check_kernel(places, kernel)
+    places = supported(places_of(loop, arguments), kernel)
     _check_names(infos, places, arguments, kernel)
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
     check = partial(check_launch, operands=operands, tile=_tile_indices(places), stores=places.stores, kernel=kernel,
