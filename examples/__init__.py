@@ -7,5 +7,6 @@ attention        causal attention over a stream of digits: the mask fused, the z
 transformer      a transformer of two layers that reads digits row by row: packed sequences, gated units, residuals
 hydrogen_chain   the correlation energy of a molecule (MP2, and a coupled-cluster term) by tensor contractions
 programs         two kernels that no library has, each a program of a dozen lines: alone, and on a Hopper GPU
+experts          a layer of a mixture of experts in two kernels: tokens sorted by expert, sizes on the GPU
 machine          where an example runs: on a GPU with the array library at hand, or in the emulator
 """

@@ -20,6 +20,7 @@ import numpy as np
 import gemmkit
 from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
 from bench.harness import Call
+from gemmkit.functions.grouped import by_groups
 
 STEP = 8  # elements: sizes are multiples, so that rows are aligned to 16 bytes
 BAR, AIM = 1.5, 3.0
@@ -136,19 +137,11 @@ class Experts(Experiment):
         w = lib.normal(self.count * self.k, self.n, "bf16", 2 * i + 1).reshape((self.count, self.k, self.n))
         outs = [lib.empty(self.m, self.n, "bf16") for _ in range(2)]
         rows = [slice(start, end) for start, end in zip([0, *self.ends], self.ends)]
-        return SimpleNamespace(x=x, w=w, rows=rows, ends=lib.of_numbers(np.array(self.ends)), out=outs[0], peer_out=outs[1])
+        ends, offsets = (lib.of_numbers(np.array(given)) for given in (self.ends, [0, *self.ends]))
+        return SimpleNamespace(x=x, w=w, rows=rows, ends=ends, offsets=offsets, out=outs[0], peer_out=outs[1])
 
     def ours(self, lib: Lib, x: Any) -> Call:
-        made: list[Any] = []
-        given = [x.x[rows] for rows in x.rows], list(x.w)
-        outs = [x.out[rows] for rows in x.rows]
-
-        def call() -> Any:
-            if not made:
-                made.append(gemmkit.functions.plan_grouped(*given, out=outs))
-            return made[0](*given, out=outs)
-
-        return call
+        return lambda: by_groups(x.out, x.x, x.w, x.offsets, False)
 
     def peers(self, lib: Lib, x: Any) -> Call:
         def loop() -> None:

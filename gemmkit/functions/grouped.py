@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmkit import programs as gp
 from gemmkit.components import check_held, freeze, uncached, with_fields
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.kernels.collectives.batched import GroupScheduler, GroupShape, MatrixGroup, Member
@@ -38,6 +39,8 @@ from gemmkit.plans.problem import (
     held_by,
     resolve,
 )
+from gemmkit.programs.decorated import program
+from gemmkit.programs.values import Parameter
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -541,3 +544,29 @@ def _chosen(infos: Sequence[Any], keywords: dict[str, Any], candidate: Candidate
         keywords["operator"] = by_precision(precision, others, device)
     config: Config = choose(asked, device, candidate).spec
     return config
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups on the GPU: rows that are sorted by group, as tokens are by expert, whose offsets the host does not read. Each
+# program's gradients are the other's, and its own.
+
+@program
+def by_groups(d: Parameter, x: Parameter, w: Parameter, offsets: Parameter, turned: bool) -> None:
+    """``turned``: a group's matrix has the result's columns as its rows."""
+    rows = gp.packed(x.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
+        sums = gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            sums += x[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
+        d[m, n] = sums
+
+
+@program
+def of_groups(d: Parameter, x: Parameter, y: Parameter, offsets: Parameter) -> None:
+    rows = gp.packed(x.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, x.columns, y.columns):
+        sums = gp.zeros(m, n)
+        for k in gp.sequential(rows[i]):
+            sums += x[k, m].T @ y[k, n]
+        d[i, m, n] = sums
+

@@ -233,8 +233,7 @@ def laid_out(places: Places, mapping: Mapping, kernel: KernelLimits, processors:
     warpgroups = warpgroups or WARPGROUPS
     own = ROWS * warpgroups
     height = max(1, found.get(m.name, own))
-    rows, width = places.sizes[m.extent], places.sizes[n.extent]
-    down = max(1, -(-rows // height)) * max(1, places.count)
+    width, down = places.sizes[n.extent], places.down(height)
     if n.name not in found:
         room = kernel.usual_sums[warpgroups] if height <= own else kernel.most_sums[warpgroups] * own // height
         usual = max(STEP, room // len(places.starts) // STEP * STEP)

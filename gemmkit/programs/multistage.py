@@ -68,7 +68,6 @@ class MultistagePrinter(Printer):
     product_class, met = "MmaProduct", ""
     imports = sorted([*(each for each in IMPORTS if each[1] not in HOPPERS
                         and each[1] not in ("Product", "StagedTile", "TmaOut", "grid_x")),
-                      ("gemmkit.programs.collectives", "OctetOut", ("OctetOut",)),
                       *(("gemmkit.programs.multistage", name, ())
                         for name in ("CopiedTile", "CopyRing", "MmaProduct"))],
                      key=lambda each: each[0])

@@ -24,6 +24,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import PATTERN, ROWS
+from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
@@ -219,6 +220,11 @@ class Rounds:
     column_sums: list[ColumnSum] = field(default_factory=list)
 
     @property
+    def piece(self) -> Index | None:
+        """The index that says along the rows of which piece it goes, where rows are packed."""
+        return self.index.piece
+
+    @property
     def is_read_by_threads(self) -> bool:
         """Whether not only tensor cores read its stages."""
         return bool(self.row_sums or self.column_sums)
@@ -240,9 +246,26 @@ class Places:
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)          # how long the axes of all indices are in a call
 
     @property
-    def count(self) -> int:
-        """Of its stacks."""
-        return math.prod(self.sizes[stack.extent] for stack in self.stacks)
+    def piece(self) -> Index | None:
+        """The stack that says which piece a tile's rows are of, where rows are packed."""
+        return self.indices[0].piece
+
+    @property
+    def own_stacks(self) -> tuple[Index, ...]:
+        """Those of a result: rows of all pieces are one axis."""
+        return tuple(stack for stack in self.stacks if stack is not self.piece)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a kernel reads offsets."""
+        return self.piece is not None or any(rounds.piece is not None for rounds in self.loops)
+
+    def down(self, height: int) -> int:
+        """Tile rows of all stacks; where rows are packed, as many as pieces have in the mean, their last ones half full."""
+        rows = -(-self.sizes[self.indices[0].extent] // height)
+        if self.piece is not None:
+            return max(1, rows + self.sizes[self.piece.extent] // 2)
+        return max(1, rows) * max(1, math.prod(self.sizes[stack.extent] for stack in self.stacks))
 
     @property
     def names(self) -> list[str]:
@@ -263,8 +286,37 @@ def refuse_pieces(loop: Loop) -> None:
     """Raises ValueError, with the user's line, for rows that are packed where a kernel does not read offsets."""
     for each in loop.loops:
         if any(index.extent.offsets is not None for index in each.indices):
-            raise refused(ValueError, "packed(...): a kernel has pieces in tiles of whole rows with a sequential loop, "
-                                      "parallel(x.count, x.rows); only .reference(...) runs others", each.line)
+            raise refused(ValueError, "packed(...): a kernel has pieces of rows where it multiplies, in a sequential loop; "
+                                      "only .reference(...) runs others", each.line)
+
+
+def check_pieces(places: Places, loop: Loop) -> None:
+    """Raises ValueError, with the user's line, for rows that are packed in other ways than as a tile's rows, or as the lines
+    of both operands that rounds go along."""
+    (m, n), such = places.indices, "only .reference(...) runs others"
+    if n.extent.offsets is not None:
+        raise refused(ValueError, f"packed(...): {n} are a tile's columns; a kernel has pieces of a tile's rows, or of "
+                                  f"rounds ({such})", loop.line)
+    if m.piece is not None and places.stacks != (m.piece,):
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
+                                  f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
+    across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
+    if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
+        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie "
+                                  f"along this array's columns; a kernel takes a[m, k] ({such})", across.line)
+    for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
+        if m.piece is not None or len(places.loops) > 1:
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
+                                      f"rows that are not packed ({such})", rounds.line)
+        across = next((x for x in rounds.products if not x.a_transposed or x.b_transposed), None)
+        if across is not None or rounds.is_read_by_threads:
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "
+                                      f"a[k, m].T @ b[k, n], and adds up nothing else ({such})",
+                          rounds.line if across is None else across.line)
+    for store in places.stores if places.in_pieces else []:
+        if store.only is not None and (store.only is m or m.piece is None):
+            raise refused(ValueError, f"once({store.only}): rows are packed, and a kernel stores tiles, or values of a "
+                                      f"tile's packed rows ({such})", store.line)
 
 
 def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
@@ -275,7 +327,6 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
                                   "and columns, parallel(a.rows, b.columns), optionally after stacks (only "
                                   ".reference(...) runs others)",
                       loop.line)
-    refuse_pieces(loop)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[:-2])
     taken: set[str] = set()
     out.arguments, out.sizes = frozenset(arguments), loop.sizes
@@ -287,11 +338,12 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     if not out.loops:
         raise refused(ValueError, "no sequential loop with a product; a function of rows loops over rows only, for m in "
                                   "parallel(x.rows)", loop.line)
+    check_pieces(out, loop)
     return out
 
 
 def _checked(store: StoreStatement, places: Places) -> StoreStatement:
-    stacks = places.stacks
+    stacks = places.own_stacks
     indices, rank = (*stacks, *places.indices), len(store.parameter.shape)
     tile = store.only is None and tuple(store.key) == indices and rank == len(indices)
     rows = store.only is indices[-1] and tuple(store.key) == indices[:-1] and rank == len(indices) - 1
@@ -308,7 +360,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     """What a loop adds to its cells: each must be sum + product + product ..., which nothing else reads."""
     if loop.indices[0].stack:
         raise refused(ValueError, "rounds along a stack have no kernel yet; .reference(...) runs them", loop.line)
-    if loop.start is not None or loop.stop is not None:
+    if loop.start is not None or (loop.stop is not None and loop.stop.op != PIECE):
         raise refused(ValueError, f"{loop.indices[0]} has a length (start=, stop=); a kernel takes lengths in tiles of "
                                   "whole rows, parallel(a.rows) (only .reference(...) runs others)", loop.line)
     index = loop.indices[0]

@@ -63,6 +63,7 @@ from gemmkit.programs.launches import (
 from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
+from gemmkit.programs.pieces import PiecePrinter, supported
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
@@ -478,12 +479,11 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
             if mapping.splits:
                 raise error.reason from None
             return _planned(program, arguments, replace(mapping, splits=1), text)
-    places = places_of(loop, arguments)
+    places = supported(places_of(loop, arguments), kernel)
     _check_names(infos, places, arguments, kernel)
-    lines = {rounds.index.name: rounds.line for rounds in places.loops}
-    check = partial(check_launch, operands={tile.parameter.name: rounds.line for rounds in places.loops
-                                             for tile in rounds.tiles}, tile=_tile_indices(places), lines=lines,
-                    rounds=[rounds.index for rounds in places.loops], stores=places.stores, kernel=kernel)
+    operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
+    check = partial(check_launch, operands=operands, tile=_tile_indices(places), stores=places.stores, kernel=kernel,
+                    rounds=[x.index for x in places.loops], lines={x.index.name: x.line for x in places.loops})
     check(infos, loop.sizes)
     problem = GridProblem(loop, places, infos, mapping, kernel)
     mapping, memory, outs = choose(problem, device).spec
@@ -491,9 +491,8 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
     given = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
-    operands = {tile.parameter.name for rounds in places.loops for tile in rounds.tiles}
-    printed = text_of(Printer(*given) if kernel.uses_tma else MultistagePrinter(*given, copies={
-        key: _copies(kernel, infos[key]) for key in operands}), title)
+    printed = text_of((PiecePrinter if places.in_pieces else Printer)(*given) if kernel.uses_tma else MultistagePrinter(
+        *given, copies={key: _copies(kernel, infos[key]) for key in operands}), title)
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
     resizing = GridResizing(check, problem)
@@ -594,8 +593,9 @@ class GridProblem(MappingProblem):
             info = self.infos[store.parameter.name]
             for array in made.arrays:
                 check_read(array, self.infos[array], store.line)
-            kind = {None: self.kernel.whole_rows if leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
-                    places.indices[1]: "RowsOut"}[store.only]
+            m, n = places.indices
+            whole = self.kernel.whole_rows if m.piece is None else "OctetOut"      # TMA does not end where a piece does
+            kind = {None: whole if leaves_by_tma(info) else "DirectOut", m: "ColumnsOut", n: "RowsOut"}[store.only]
             outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and in_pairs(info),
                             None if root.op == "after" else made, made.sums[0]))
         nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind == "TmaOut"}

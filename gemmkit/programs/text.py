@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
@@ -66,6 +66,7 @@ class ElementFunction:
     scalars: list[str] = field(default_factory=list)
     needs: set[str] = field(default_factory=set)
     places: set[str] = field(default_factory=set)
+    origins: list[str] = field(default_factory=list)               # where pieces begin that arrays are read in
     lines: list[str] = field(default_factory=list)
     names: dict[Value, str] = field(default_factory=dict)
     uses: dict[Value, int] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class ElementFunction:
         columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
         stacks = [name_of_stack(stack) for stack in self.stacks if stack.name in self.places]
         called = [callee.name for callee in self.callees]
-        return [*self.arrays, *called, *self.scalars, *self.of_rows, *rows, *columns, *stacks]
+        return [*self.arrays, *called, *self.scalars, *self.of_rows, *self.origins, *rows, *columns, *stacks]
 
     @property
     def text(self) -> str:
@@ -179,12 +180,21 @@ class ElementFunction:
                 if parameter.name not in self.arrays:
                     self.arrays.append(parameter.name)
                 self.places.update(index.of_loop.name for index in key)
-                return f"{parameter.name}[{', '.join(map(self._in_range, key))}]"
+                return f"{parameter.name}[{', '.join(map(self._in_array, key))}]"
         raise refused(ValueError, f"{x!r} is read where a tile is stored; only accumulators, scalars and array elements of "
                                   "the tile are available", x.line)
 
     def _in_range(self, index: Index) -> str:
         return index.text(name_of_stack) if index.of_loop in self.stacks else f"min({self._place(index)}, last_{index.name})"
+
+    def _in_array(self, index: Index) -> str:
+        """Places of a piece count from where it begins."""
+        place = self._in_range(index)
+        if index.piece is None:
+            return place
+        if f"{index.name}_origin" not in self.origins:
+            self.origins.append(f"{index.name}_origin")
+        return f"{index.name}_origin + {place}"
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")
@@ -313,6 +323,7 @@ IMPORTS = [
     ("gemmkit.programs.collectives", "row_value", ("row_value",)),
     ("gemmkit.lang.aggregates", "convert", ("convert",)), ("gemmkit.programs.collectives", "F32", ("convert",)),
     ("gemmkit.programs.collectives", "DirectOut", ("DirectOut",)),
+    ("gemmkit.programs.collectives", "OctetOut", ("OctetOut",)),
     ("gemmkit.programs.collectives", "WarpgroupPart", ()), ("gemmkit.programs.collectives", "Product", ()),
     ("gemmkit.programs.sums", "RowSums", ("RowSums",)), ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
     ("gemmkit.programs.collectives", "StagedTile", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
@@ -458,9 +469,24 @@ class Printer:
 
     def begin(self) -> list[str]:
         """A block's first tile."""
-        rank = [] if self.cluster.is_single else ["rank = cluster_rank()"]
-        return [*rank, f"tile = {of_blocks('block_x()', self.cluster)}", "while tile < tiles(sizes):",
+        return [*self.rank, f"tile = {of_blocks('block_x()', self.cluster)}", "while tile < tiles(sizes):",
                 f"    {self.place} = place(tile, {'' if self.cluster.is_single else 'rank, '}sizes)"]
+
+    @property
+    def rank(self) -> list[str]:
+        return [] if self.cluster.is_single else ["rank = cluster_rank()"]
+
+    @property
+    def next_tile(self) -> str:
+        return f"rolled(tile + {of_blocks('grid_x()', self.cluster)})"
+
+    def go_on(self, depth: int, is_consumer: bool) -> None:
+        """To a block's next tile."""
+        self.put(depth, f"tile = {self.next_tile}")
+
+    def end_of(self, index: Index) -> str:
+        """Where rounds end."""
+        return f"sizes.{index.name}"
 
     def corners(self, size: dict[str, int]) -> tuple[str, str]:
         """A tile's first row and column: blocks of a cluster are neighbours."""
@@ -472,6 +498,8 @@ class Printer:
     # -- constants ----------------------------------------------------------------------------------------------------
 
     product_class = "Product"
+    uses: ClassVar[frozenset[str]] = frozenset()                   # what imports of its own are for
+    brought: ClassVar[tuple[str, ...]] = ()                        # what a producer reads
 
     @property
     def product_fields(self) -> str:
@@ -540,7 +568,8 @@ class Printer:
 
     def corner(self, tile: TilePlace) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
-        return ", ".join([tile.dims[1].name, tile.dims[0].name, *(stack.text() for stack in tile.stacks[::-1])])
+        dims = [index.name if index.piece is None else f"{index.name}_origin + {index.name}" for index in tile.dims]
+        return ", ".join([*dims[::-1], *(stack.text() for stack in tile.stacks[::-1])])
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
@@ -576,7 +605,8 @@ class Printer:
         self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
                  *(f"    {self.ring(ring)}.initialise()" for ring in self.distinct), "    mbarrier_fence_init()",
                  met, *EARLY, "if group == 0:", "    WARPGROUPS.release_registers()", "    if thread_index() == 0:",
-                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.claim_registers()",
+                 f"        produce({', '.join(['sizes', *operands, *self.brought])})", "else:",
+                 "    WARPGROUPS.claim_registers()",
                  f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
                  *([] if self.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))
 
@@ -590,20 +620,20 @@ class Printer:
     # -- the producer -------------------------------------------------------------------------------------------------
 
     def produce(self, tiles: list[TilePlace]) -> None:
-        maps = ", ".join(f"map_{tile.name}" for tile in tiles)
-        self.put(0, f"def produce(sizes, {maps}):", '    """1. Blocks of the operands: global -> shared."""')
+        given = ", ".join(["sizes", *(f"map_{tile.name}" for tile in tiles), *self.brought])
+        self.put(0, f"def produce({given}):", '    """1. Blocks of the operands: global -> shared."""')
         self.put(1, "zero = thread_index() * 0",
                  *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in self.distinct),
                  *self.begin())
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
-            self.put(2, f"{k} = 0 * tile", f"while {k} < sizes.{k}:")
+            self.put(2, f"{k} = 0 * tile", f"while {k} < {self.end_of(ring.rounds.index)}:")
             self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.filled})",
                      *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.name}, "
                        f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}"
                        for tile in ring.rounds.tiles),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
-        self.put(2, f"tile = rolled(tile + {of_blocks('grid_x()', self.cluster)})")
+        self.go_on(2, False)
 
     # -- the consumers ------------------------------------------------------------------------------------------------
 
@@ -612,20 +642,25 @@ class Printer:
                  '    """2. Products of stages, added up. 3. What becomes of the sums: registers -> global."""')
         self.put(1, "zero = thread_index() * 0", *(f"{self.slot(ring)} = Slot(zero, zero)" for ring in self.distinct),
                  *self.begin())
-        self.begin_cells(2)
+        self.multiply_tile(2)
+        self.go_on(2, True)
+        self.put(1, *(f"out_{out.name}.finish()" for out in self.outs))
+
+    def multiply_tile(self, depth: int) -> None:
+        """A tile's rounds, and what becomes of its sums."""
+        self.begin_cells(depth)
         for ring, loop in zip(self.memory.rings, self.loops):
             k = ring.rounds.index.name
             step = f"{k} = rolled({k} + {self.memory.blocks[k]})"
-            self.put(2, f"{k} = {self.memory.blocks[k]} + 0 * tile")
-            self.events(2, ring, loop.before)
-            self.put(2, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})",
-                     f"while {k} < sizes.{k}:")
-            self.events(3, ring, loop.round)
-            self.put(3, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})", step)
-            self.events(2, ring, loop.after)
-        self.finish(2)
-        self.put(2, f"tile = rolled(tile + {of_blocks('grid_x()', self.cluster)})")
-        self.put(1, *(f"out_{out.name}.finish()" for out in self.outs))
+            self.put(depth, f"{k} = {self.memory.blocks[k]} + 0 * tile")
+            self.events(depth, ring, loop.before)
+            self.put(depth, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})",
+                     f"while {k} < {self.end_of(ring.rounds.index)}:")
+            self.events(depth + 1, ring, loop.round)
+            self.put(depth + 1, f"before, {self.slot(ring)} = {self.slot(ring)}, "
+                                f"{self.ring(ring)}.advance({self.slot(ring)})", step)
+            self.events(depth, ring, loop.after)
+        self.finish(depth)
 
     @property
     def row_sums(self) -> list[RowSum]:
@@ -685,19 +720,23 @@ class Printer:
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
         held = (f"{KEPT}{{}}.own(group)" if out.kind == "ColumnsOut" else "{}").format
-        values = held(out.sums)
-        lines = []
+        values, lines = held(out.sums), []
         if made is not None:
             given = ", ".join(["", *self.given(made, out.kind)])
             if len(made.sums) > 1:
                 values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        stacks = listed(stack.name for stack in self.places.stacks[::-1])
-        part = f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, ({stacks}))"
-        lines.append(f"out_{out.name}.store({values}, {out.name}, {part}, group)")
+        lines.append(f"out_{out.name}.store({values}, {out.name}, {self.part}, group)")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
         return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]
+
+    @property
+    def part(self) -> str:
+        """Where a warpgroup's sums are stored."""
+        m, n = (index.name for index in self.places.indices)
+        stacks = listed(stack.name for stack in self.places.stacks[::-1])
+        return f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, ({stacks}))"
 
     def given(self, made: ElementFunction, kind: str) -> list[str]:
         """What a function is given behind the sums."""
@@ -709,10 +748,27 @@ class Printer:
         return [here.get(name, name) for name in made.parameters]
 
 
+    # -- tiles --------------------------------------------------------------------------------------------------------
+
+    def grid(self) -> list[str]:
+        """How many tiles there are, and where each is."""
+        (m, n), memory, stacks = (index.name for index in self.places.indices), self.memory, self.places.stacks
+        outer, inner = (f"blocks(sizes.{index}, {memory.blocks[index] * count})"
+                        for index, count in ((m, memory.cluster.m), (n, memory.cluster.n)))
+        row, column = self.corners(memory.blocks)
+        tile = f"tile - outer * rows * {inner}" if stacks else "tile"
+        return ["def tiles(sizes):", f"    return {count_of(stacks)}{outer} * {inner}", "", "",
+                f"def place(tile, {'' if memory.cluster.is_single else 'rank, '}sizes):",
+                f'    """The tile\'s first row and column: bands of tile rows go along {n}, column by column."""',
+                f"    rows = {outer}", *([f"    outer = udiv(tile, rows * {inner})"] if stacks else []),
+                f"    row, column = order.block({tile}, rows, {inner})",
+                f"    return {', '.join([*parts_of_stacks(stacks, 'outer'), row, column])}"]
+
+
 def printed(printer: Printer, title: str) -> Printed:
     """Print a kernel."""
     places, memory, outs = printer.places, printer.memory, printer.outs
-    (m, n), size = (index.name for index in places.indices), memory.blocks
+    m, n = (index.name for index in places.indices)
     functions = [out.function for out in outs if out.function is not None]
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
     stacks = [stack.name for stack in places.stacks]
@@ -720,7 +776,7 @@ def printed(printer: Printer, title: str) -> Printed:
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
-    uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings)}
+    uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings), *printer.uses}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}
     printer.put(0, f'"""{title}"""', "", *(["import math"] if "math" in uses else []))
@@ -733,17 +789,7 @@ def printed(printer: Printer, title: str) -> Printed:
     printer.put(0, "", "", "@dataclass(frozen=True)", "class Sizes(Component):",
                 *(f"    {x}: Scalar" for x in (*sizes, *scalars)))
     printer.kernel()
-    outer, inner = (f"blocks(sizes.{index}, {size[index] * count})"
-                    for index, count in ((m, memory.cluster.m), (n, memory.cluster.n)))
-    row, column = printer.corners(size)
-    tile_of_one = f"tile - outer * rows * {inner}" if stacks else "tile"
-    printer.put(0, "", "", "def tiles(sizes):",
-                f"    return {count_of(places.stacks)}{outer} * {inner}",
-                "", "", f"def place(tile, {'' if memory.cluster.is_single else 'rank, '}sizes):",
-                f'    """The tile\'s first row and column: bands of tile rows go along {n}, column by column."""',
-                f"    rows = {outer}", *([f"    outer = udiv(tile, rows * {inner})"] if stacks else []),
-                f"    row, column = order.block({tile_of_one}, rows, {inner})",
-                f"    return {', '.join([*parts_of_stacks(places.stacks, 'outer'), row, column])}", "", "")
+    printer.put(0, "", "", *printer.grid(), "", "")
     printer.parts()
     for made in functions:
         printer.put(0, "", "", *made.text.split("\n"))

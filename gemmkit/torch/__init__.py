@@ -5,6 +5,7 @@
     y = linear(x, weight, bias)
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
+    y = gemmkit.torch.grouped_mm(tokens, experts, ends)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
 
 Only this package imports PyTorch; gemmkit imports the package on demand. The emulator computes tensors on the CPU
@@ -13,7 +14,8 @@ Only this package imports PyTorch; gemmkit imports the package on demand. The em
 
 from gemmkit.torch.attention import attention
 from gemmkit.torch.autograd import matmul
+from gemmkit.torch.grouped import grouped_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.operators import ProductOperator, op
 
-__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "attention", "matmul", "op"]
+__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "attention", "grouped_mm", "matmul", "op"]

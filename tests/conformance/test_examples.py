@@ -11,6 +11,7 @@ import gemmkit as gk
 from examples import (
     attention,
     digits,
+    experts,
     hydrogen_chain,
     hydrogen_integrals,
     machine,
@@ -331,3 +332,16 @@ def test_programs_that_no_library_has(capsys: pytest.CaptureFixture[str], monkey
     assert "in the emulator (no GPU is used): 70 rows" in capsys.readouterr().out
     monkeypatch.setattr(programs, "WANTED_ERROR", 0.0)
     assert programs.command(["--emulate", "--rows", "8"]) == 1
+
+
+@pytest.mark.kin(5)
+def test_a_layer_of_experts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert experts.main(emulate=True, tokens=40)
+    assert "40 tokens, each to 2 of 5 experts, in the emulator" in capsys.readouterr().out
+    monkeypatch.setattr(experts, "WANTED_ERROR", 0.0)
+    assert experts.command(["--emulate", "--tokens", "3"]) == 1
+
+
+@pytest.mark.gpu
+def test_a_layer_of_experts_on_a_gpu() -> None:
+    assert experts.main(emulate=False, tokens=1000)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from tests.drawn_programs.pieces import page_sizes, widened
+from tests.drawn_programs.pieces import in_pieces, page_sizes, widened
 from tests.drawn_programs.slips import slipped
 from tests.drawn_programs.syntax import (
     Add,
@@ -288,7 +288,7 @@ class Drawing:
 
     def finished(self, tile: tuple[str, ...], body: list[Statement]) -> Source:
         """With the axes that loops go along and cells have, as arrays have them."""
-        tile, body, chosen = widened(self, tile, body) if "chain" in self.tags else (tile, body, None)
+        tile, body, chosen = (widened if "chain" in self.tags else in_pieces)(self, tile, body)
         counted = {"h", "layer", *(chosen.stacks if chosen else ())}
         loop = Loop("parallel", tuple(Over(x, self.classes[x], "") for x in tile), tuple(body))
         uses: dict[str, list[str]] = {}
@@ -325,8 +325,8 @@ class Drawing:
                 cuts.setdefault(cut.name, cut if cut.axis else replace(cut, axis=axes[index]))
                 pieces[index], which = (cut.offsets, chosen.which[index]), chosen.which[index]
                 axes[index] = f"{cut.name}.rows" if index == "m" else f"{cut.name}[{which}]"
-            if "m" in chosen.cuts:
-                axes["piece"] = f"{chosen.cuts['m'].name}.count"
+            if "piece" in chosen.stacks:
+                axes["piece"] = f"{next(iter(chosen.cuts.values())).name}.count"
 
         def settle(x: Statement) -> Statement:
             if isinstance(x, Loop):

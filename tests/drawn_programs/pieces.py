@@ -19,7 +19,7 @@ from tests.drawn_programs.syntax import Array, Cut, Expr, Let, Loop, Once, State
 if TYPE_CHECKING:
     from tests.drawn_programs.grammar import Drawing
 
-__all__ = ["Chosen", "cut_points", "page_sizes", "table_of", "widened"]
+__all__ = ["Chosen", "cut_points", "in_pieces", "page_sizes", "table_of", "widened"]
 
 CLASSES = {"batch": "B", "h": "H", "piece": "P"}               # of indices that are counted one by one
 HALVES = {"batch": "A", "h": "G"}                          # how many pairs of neighbours there are
@@ -59,6 +59,52 @@ def widened(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[
     tile, body, chosen = in_more_tiles(of, tile, body)
     body, chosen = in_pages(of, tile, body, chosen)
     return tile, with_bounds(of, tile, body, chosen), chosen
+
+
+def in_pieces(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[tuple[str, ...], list[Statement], Chosen | None]:
+    """Tiles of rows and columns whose rows, or whose rounds, go along pieces: arrays without rows of the pieces may have a matrix, or a line,
+    of each."""
+    rng, loops = of.late, [x for x in body if isinstance(x, Loop)]
+    if "tile" not in of.tags or tile != ("m", "n") or rng.random() > 0.4:
+        return tile, body, None
+    along = loops[0].over[0].index if len(loops) == 1 and rng.random() < 0.4 else "m"
+    of.classes |= {"piece": "P"}
+    of.tags.add(f"pieces in tiles of columns, of {'rows' if along == 'm' else 'rounds'}")
+    kind, style, pitch = ("int32", "int64")[rng.integers(2)], "far" if rng.random() < 0.06 else "rows", 1 + (rng.random() < 0.25)
+    of.arrays.append(Array("offsets", ("P",), kind, style, 1.0, pitch, "offsets", of.classes[along]))
+    chosen = Chosen(("piece",), {along: Cut("in_some", "", "offsets")}, {along: "piece"})
+    loads: dict[str, set[tuple[str, ...]]] = {}
+    for x in (y for held in body for y in expressions(held)):
+        if x.op == "load":
+            loads.setdefault(x.data[0], set()).add(x.data[1])
+    of_each, turned = set[str](), set[str]()
+    for n, array in enumerate(of.arrays):
+        read = loads.get(array.name, set())
+        if read and not any(along in key for key in read) and array.role in ("operand", "element") and rng.random() < 0.7:
+            of_each.add(array.name)
+            of.arrays[n] = replace(array, dims=("P", *array.dims))
+        elif read and all(key[1:] == (along,) for key in read) and rng.random() < 0.9:
+            turned.add(array.name)                     # pieces are of an array's rows
+            of.arrays[n] = replace(array, dims=array.dims[::-1])
+
+    def changed(x: Expr) -> Expr:
+        if x.op == "transpose" and x.args[0].op == "transpose":
+            return x.args[0].args[0]
+        if x.op != "load" or x.data[0] not in of_each | turned:
+            return x
+        name, key = x.data
+        if name in of_each:
+            return replace(x, data=(name, ("piece", *key)))
+        return Expr("transpose", (replace(x, data=(name, key[::-1]), dims=key[::-1]),), None, key)
+
+    def settle(x: Statement) -> Statement:
+        if isinstance(x, Store) and along != "m":
+            known = next(a for a in of.arrays if a.name == x.array)
+            of.arrays[of.arrays.index(known)] = replace(known, dims=("P", *known.dims))
+            return replace(x, indices=("piece", *x.indices))
+        return replace(x, body=tuple(map(settle, x.body))) if isinstance(x, Once) else x
+
+    return ("piece", *tile), [settle(rewritten(x, changed)) for x in body], chosen
 
 
 def in_more_tiles(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[tuple[str, ...], list[Statement], Chosen | None]:

@@ -665,6 +665,7 @@ EQUAL = [
     Equal("chains/text", r"^if name in used: -> if True", "Imports that nothing uses."),
     Equal("chains/text", r"^self\.old = .*naming\.of\(c\.after\)", "A cell and what the last round has made of it are the same."),
     Equal("chains/merging", r"in states\[1:\]: -> .*\[::-1\]", "Shares are merged in another order: to rounding."),
+    Equal("chains/elements", r"args\[3\].* \* .*args\[4\].* -> .*args\[4\].* \* .*args\[3\]", "A product of two numbers, whose factors may change places."),
     Equal("chains/elements", r"whole=(whole and )?_may_be_whole\(y\)|else self\.of\(y, whole=whole and ", "A whole constant is written 2 and not 2.0, and literals are weak."),
     Equal("rows", r"^(held\.add\(x\) -> pass|places\[x\] \|= )", "A row is computed again where it could be held, or the other way round."),
     Equal("rows", r"^self\.first = self\.first or name", "Any of the rows says where elements are: they lie alike."),

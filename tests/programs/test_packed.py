@@ -321,17 +321,9 @@ def test_mappings_that_are_refused(rng: np.random.Generator) -> None:
 
 
 def test_results_and_other_forms(rng: np.random.Generator) -> None:
-    """Offsets are no result; tiles of rows and columns, and programs without products, have no pieces yet."""
+    """Programs without products have no pieces (tiles of rows and columns: `tests.programs.test_pieces`)."""
     check_refused("""def f(q, k, offsets, o):
     rows = gp.packed(q.rows, offsets)
     for i, m in gp.parallel(rows.count, rows.rows):
         o[m] = q[m]
-""", "packed.*tiles of whole rows with a sequential loop", lambda program: program.plan(half(rng, 30, 64), half(rng, 30, 64), np.array([0, 30]), poisoned(30, 64)))
-    check_refused("""def f(q, k, offsets, o):
-    rows = gp.packed(q.rows, offsets)
-    for i, m, j in gp.parallel(rows.count, rows.rows, k.columns):
-        out = gp.zeros(m, j)
-        for n in gp.sequential(q.columns):
-            out += q[m, n] @ k[n, j]
-        o[m, j] = out
-""", "packed.*tiles of whole rows with a sequential loop", lambda program: program.plan(half(rng, 30, 64), half(rng, 64, 64), np.array([0, 30]), poisoned(30, 64)))
+""", "packed.*pieces of rows where it multiplies", lambda program: program.plan(half(rng, 30, 64), half(rng, 30, 64), np.array([0, 30]), poisoned(30, 64)))

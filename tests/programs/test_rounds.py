@@ -96,6 +96,42 @@ def test_what_is_stored_has_a_line_of_its_own(mapping: gk.Mapping) -> None:
         check(quotients_and_sums, operands([70, 0], 40), mapping)
 
 
+@gk.program
+def shifted(a: Any, b: Any, bias: Any, c: Any, d: Any, alpha: float, kind: int) -> None:
+    """Exponents within another operation, of scores that a value of each row is added to or subtracted from."""
+    for m in gp.parallel(a.rows):
+        out = gp.zeros(m, c.columns)
+        for n in gp.sequential(c.rows):
+            s = a[m] @ b[n].T
+            if kind == 0:
+                minus = -bias[m]
+                shift = s / alpha + -minus
+            elif kind == 1:
+                shift = bias[m] - s / alpha
+            elif kind == 2:
+                shift = gp.minimum(s / alpha + gp.place(m), 2.0)
+            elif kind == 3:
+                shift = s / alpha - gp.place(m)
+            else:                                      # a test lets it through: both have one name
+                shift = gp.minimum(gp.where(lambda i, j: i <= j, s / alpha + gp.maximum(bias[m], 0.5), 0.0), 1.0)
+            out += gp.exp(shift if kind == 4 else gp.where(gp.place(n) >= bias[m], gp.maximum(shift, -3.0), -1.0)).astype(c.dtype) @ c[n]
+        d[m] = out
+
+
+@pytest.mark.kin(1)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("dtype", [np.float16, np.int32], ids=["f16", "int32"])
+@pytest.mark.parametrize("mapping", [SMALL, gk.Mapping({"n": 32}, kernel="multistage")], ids=["", "multistage"])
+def test_what_exponents_are_shifted_by_has_a_line(mapping: gk.Mapping, dtype: Any, kind: int) -> None:
+    """Signs that cancel leave an element of an array, or a place, which are written where they are used: no line made the name
+    that was subtracted. Where an exponent has a name, its own line was left out with those of its operands."""
+    rng = np.random.default_rng(kind)
+    a, b, c = (chains.half(rng, rows, 16) for rows in (70, 50, 50))
+    bias = (1.5 * rng.standard_normal(70)).astype(dtype)
+    check(shifted, [a, b, bias, c, chains.empty(70, 16)], mapping, alpha=8.0, kind=kind)
+
+
 # -- texts ------------------------------------------------------------------------------------------------------------------
 
 def test_blocks_behind_a_length_are_not_loaded() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.kernels.collectives.pipeline import Pipeline
-from gemmkit.programs import collectives, multistage
+from gemmkit.programs import collectives, multistage, pieces
 from gemmkit.programs import plan as plans
 from gemmkit.tuning.problems import choose
 
@@ -74,7 +74,7 @@ class Text:
         known: dict[str, Any] = {"udiv": lambda x, y: int(x) // int(y), "blocks": lambda x, y: -(-x // y), "grid_x": lambda: self.grid}
         known |= {name: value for name, value in self.constants.items() if name in ("order", "cluster", "ROWS")}
         wanted = [f for name, f in self.functions.items() if name in INDEXING]
-        known |= {f.__name__: f for f in (collectives.begin_of, collectives.piece_at)}
+        known |= {f.__name__: f for f in (collectives.begin_of, collectives.piece_at, pieces.piece_of_tile)}
         exec(compile(ast.Module(wanted, []), self.plan.name, "exec"), known)
         return {f.name: known[f.name] for f in wanted}
 

@@ -88,7 +88,7 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
         consumer = walked(first)
         if block == 0:
             for group in range(1, groups):
-                _check_alike(consumer, walked(first + 128 * group), group)
+                program.check_alike(consumer, walked(first + 128 * group), group)
         products = [event[2] for event in consumer if event[0] == "multiply"]
         _check_sums(text, consumer, len(program.tiles_of(consumer, case)) // len(text.sizes_of_parts))
         if not multistage:
@@ -113,12 +113,9 @@ def _check_sums(text: Text, log: Log, tiles: int) -> None:
         expect(puts == tiles or (not tiles and puts), f"{name} is put {puts} times, for {tiles} tiles")
 
 
-def _check_alike(one: Log, other: Log, group: int) -> None:
-    """Warpgroups do the same, of rows further down."""
-    def shown(log: Log, down: int) -> Log:
-        return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log]
-
-    expect(shown(one, 0) == shown(other, 64 * group), f"warpgroup {group} does not do what the first one does")
+def _moved(log: Log, down: int) -> Log:
+    """Events, with stores of rows that are further up."""
+    return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log]
 
 
 def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[str, Any]]]:
@@ -178,7 +175,47 @@ class _GridProgram:
             for r in self.places.loops:
                 step = self.sizes[r.index.name]
                 numbers[r.index.name] = rounds * step - (rounds > 1 and step // 2)
-            yield Case({**dict.fromkeys(self.text.plan.printed.scalars, 1.0), **numbers}, grid, False)
+            yield self.of_pieces(Case({**dict.fromkeys(self.text.plan.printed.scalars, 1.0), **numbers}, grid, False))
+
+    @property
+    def pieces_of(self) -> Any:
+        """The index along whose pieces tiles or rounds go."""
+        return next((index for index in (self.places.indices[0], *(r.index for r in self.places.loops)) if index.piece is not None), None)
+
+    def of_pieces(self, case: Case) -> Case:
+        """With pieces of all rows, none, and one. Some rows are of no piece."""
+        index = self.pieces_of
+        if index is None:
+            return case
+        cuts = list(itertools.accumulate([2, int(case.numbers[index.name]), 0, 1, int(case.numbers[index.name]) + 1]))
+        return case._replace(numbers={**case.numbers, index.piece.name: 4, index.name: cuts[-1] + 3}, offsets={index.extent.offsets.name: cuts})
+
+    def piece_at(self, h: tuple[Any, ...], case: Case) -> tuple[int, int]:
+        """Where the piece begins of tiles of these stacks, and its rows."""
+        which = h[self.stacks.index(self.pieces_of.piece.name)]
+        begin, end = case.offsets[self.pieces_of.extent.offsets.name][which:which + 2]
+        return begin, end - begin
+
+    def check_alike(self, one: Log, other: Log, group: int) -> None:
+        """Warpgroups do the same, of rows further down. One without rows of a piece awaits and releases stages alone."""
+        if not self.has_packed_rows or self.places.column_starts:
+            expect(_moved(one, 0) == _moved(other, 64 * group), f"warpgroup {group} does not do what the first one does")
+            return
+        wanted, tile = list[Any](), list[Any]()
+        for event in [event for event in one if event[0] in ("multiply", "add", "store")]:
+            tile.append(event)
+            if event[0] == "store" and event[3][0] + 64 * group < event[3][2]:
+                wanted += tile
+            tile = [] if event[0] == "store" else tile
+        found = [event for event in _moved(other, 64 * group) if event[0] in ("multiply", "add", "store")]
+        expect(found == wanted, f"warpgroup {group} does not do what the first one does, where it has rows")
+        for what in ("wait", "release"):
+            counts = [Counter(event for event in log if event[0] == what) for log in (one, other)]
+            expect(counts[0] == counts[1], f"warpgroups {what} {counts}")
+
+    @property
+    def has_packed_rows(self) -> bool:
+        return self.pieces_of is not None and self.pieces_of is self.places.indices[0]
 
     watched: tuple[str, ...] = ()      # names whose numbers are noted with a product
 
@@ -186,7 +223,12 @@ class _GridProgram:
         """In order: (which of the stacks, row, column)."""
         outs = {name: out for name, out in self.text.constants.items() if name.startswith("out_")}
         whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, sums.ColumnsOut))]
-        return [(event[3][4][::-1], event[3][0], event[3][1]) for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
+        found = [event[3] for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
+        if not self.has_packed_rows:
+            return [(stacks[::-1], row, column) for row, column, _, _, stacks in found]
+        cuts = case.offsets[self.pieces_of.extent.offsets.name]
+        which = [cuts.index(end, 1) - 1 for _, _, end, _, _ in found]          # those without rows are behind it
+        return [((i,), row - cuts[i], column) for i, (row, column, *_) in zip(which, found)]
 
     def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
         text, numbers = self.text, case.numbers
@@ -201,24 +243,49 @@ class _GridProgram:
             tiles = itertools.product(matrices, rows if not isinstance(out, sums.ColumnsOut) else rows[:1],
                                       columns if not isinstance(out, collectives.RowsOut) else columns[:1])
             wanted = Counter((m, n, numbers[self.m], numbers[self.n], h[::-1]) for h, m, n in tiles)
+            if self.has_packed_rows:   # tiles without rows are not stored, unless all of a cluster's add up columns
+                last = columns if not isinstance(out, collectives.RowsOut) else columns[:1]
+                tall = self.sizes[self.m] * (cluster.m if self.places.column_starts else 1)
+                wanted = Counter((begin + m, n, begin + count, numbers[self.n], ()) for h in matrices for begin, count in [self.piece_at(h, case)]
+                                 for m in range(0, -(-count // tall) * tall, self.sizes[self.m]) for n in last)
             found = Counter(part for array, part, _ in stored[name])
             expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
             expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
-        for tiles, products, _ in taken:
+        for tiles, products, log in taken:
             if not tiles:
                 continue
             tiles = tiles[::len(parts)]
+            ends = list[Any]()
             streams, want = defaultdict[tuple[str, ...], list[Any]](list), defaultdict[tuple[str, ...], list[Any]](list)
             for product in products:
                 streams[tuple(name for name, _ in product)].append(tuple(place for _, place in product))
             for h, m, n in tiles:
                 for loop in self.places.loops:
                     k = loop.index
-                    for at in range(0, int(numbers[k.name]), self.sizes[k.name]):
-                        known = {self.m: m, self.n: n, k.name: at, **dict(zip(self.stacks, h))}
+                    begin, count = (0, int(numbers[k.name])) if k.piece is None else self.piece_at(h, case)
+                    first = self.piece_at(h, case)[0] if self.has_packed_rows else 0
+                    for at in range(0, max(1, count), self.sizes[k.name]):
+                        known = {self.m: first + m, self.n: n, k.name: begin + at, **dict(zip(self.stacks, h))}
+                        ends.append(count - at if k.piece is not None and count - at < self.sizes[k.name] else None)
                         for p in loop.products:
                             want[f"{p.a.name}_tile", f"{p.b.name}_tile"].append(tuple(self.place(x.name, known) for x in (p.a, p.b)))
             _check_streams(streams, want, case)
+            self.check_ends(ends, log, case)
+
+    def check_ends(self, wanted: list[int | None], log: Log, case: Case) -> None:
+        """Rounds in which a piece ends, and no others, put zeros behind it in all blocks, before they multiply."""
+        found, end = list[int | None](), None
+        loop, tiles = self.places.loops[0], {f"{tile.name}_tile" for tile in self.places.loops[0].tiles}
+        for event in log:
+            if event[0] == "end":
+                expect(set(event[1]) == tiles and end is None, f"pieces end in {event[1]}, and rounds take {tiles}")
+                end = event[2]
+            elif event[0] == "multiply":
+                found.append(end)
+                end = None
+        if loop.piece is not None:
+            each = len(loop.products)
+            expect(found[::each] == wanted and all(x is None for n, x in enumerate(found) if n % each), f"pieces end at {found}, and not {wanted} ({case})")
 
     def matrices(self, numbers: dict[str, Any]) -> list[tuple[int, ...]]:
         """Of stacks, one after the other."""
@@ -246,6 +313,8 @@ def _check_streams(found: dict[tuple[str, ...], list[Any]], wanted: dict[tuple[s
 
 class _ChainProgram(_GridProgram):
     """What tiles of whole rows are to do."""
+
+    pieces_of = None                   # see `piece`
 
     def __init__(self, text: Text):
         made: Any = text.plan.resizing

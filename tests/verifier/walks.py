@@ -119,7 +119,7 @@ class State:
             if kind is int or kind is float:
                 return "number"
             if kind is At:
-                return x.position - least.get(x.ring, 0), x.phase
+                return max(-2, x.position - least.get(x.ring, 0)), x.phase            # one that is released is none that is read
             if kind is Flying:
                 return Flying(max(-1, x.group - base))
             return "number" if isinstance(x, (int, float)) and kind is not bool else repr(x)
@@ -350,6 +350,14 @@ class Walk:
             if any(x is ANY for x in args) or self.given is None:
                 return ANY
             return collectives.begin_of(self.given.offsets[args[0].name], *args[1:])
+        if name == "end_piece":
+            tiles, at, first, group, _ = args
+            for tile in tiles:
+                _, ring, position = self.reads(self.text.tiles[tile.name], at, state)
+                expect(not any((ring, position) in held.reads for held in state.groups), f"{tile.name} is written while products read it")
+            expect(group == self.group, f"threads of warpgroup {group} end a piece, and are of {self.group}")
+            state.log.append(("end", tuple(tile.name for tile in tiles), first))
+            return None
         if name in VOTES:
             self.used(args, node)
             return ANY if self.given is None else self.given.votes

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.programs import trace
-from gemmkit.programs.called import CALLED, TEST, Callee
+from gemmkit.programs.called import CALLED, TEST, Callee, is_place_made
 from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, loaded, why_not_ahead
 from gemmkit.programs.chains.monoids import Unproved, beyond, monoids, stays, unchanged_by_nothing
 from gemmkit.programs.collectives import LARGE
@@ -113,8 +113,7 @@ class ChainRewriter(Rewriter):
         factor, shift = make("mul", scale, by, near=like), make("mul", minus, by, near=like)
         if by.op == "const" and self.bound(top) * abs(by.data) <= LARGE:
             return make("fma", s, factor, shift, near=like)
-        has_name = s.op not in ("load", "const") and not _is_place(s)
-        if not has_name or top.dims != (self.rows,) or len(s.dims) < len(top.dims):
+        if not (_has_line(s) and _has_line(shift)) or top.dims != (self.rows,) or len(s.dims) < len(top.dims):
             return make("mul", exact, by, near=like)
         return make(LOWERED, s, factor, shift, exact, by, near=like)
 
@@ -197,6 +196,13 @@ class ChainRewriter(Rewriter):
 
 def _rank(x: Value) -> tuple[int, bool]:
     return len(x.dims), x.op != "const"
+
+
+def _has_line(x: Value) -> bool:
+    """Whether a text computes a value where it is first needed, and has a name for it: elements of arrays, numbers and whole
+    numbers made of places are written where they are used. Two signs cancel, and a factor of 1 is left out, so that what an
+    exponent is shifted by may be such an element."""
+    return x.op not in ("load", "const", "scalar") and not is_place_made(x)
 
 
 def _is_subtracted(shift: Value) -> bool:

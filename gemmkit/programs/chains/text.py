@@ -74,6 +74,7 @@ class Consumer(Role):
     rare: dict[Value, str] = field(default_factory=dict)           # votes of a lazy round, by the references
     left: list[Value] = field(default_factory=list)                # of what is computed together
     done: set[Value] = field(default_factory=set)                  # of it, before its turn
+    parts: set[Value] = field(default_factory=set)                 # exponents of it whose operands have names
     is_whole: bool = False             # whether all places of what is computed are there
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
@@ -114,7 +115,8 @@ class Consumer(Role):
     # -- values -------------------------------------------------------------------------------------------------------
 
     def compute_all(self, values: Iterable[Value], guarded: bool) -> None:
-        self.left, self.done, self.is_whole = list(values), set(), self.has_tests and not guarded
+        self.left, self.done, self.parts = list(values), set(), set()
+        self.is_whole = self.has_tests and not guarded
         while self.left:
             self.compute(self.left[0], guarded)
             self.left.pop(0)
@@ -139,7 +141,7 @@ class Consumer(Role):
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
             for part in self.exponents(x):
-                if part not in self.done:
+                if part not in self.parts:
                     self.lower(part.args[2], guarded)
             if x not in self.done:
                 self.put(f"{self.name(x)} = {self.applied(x)}")
@@ -216,7 +218,7 @@ class Consumer(Role):
                 s, factor, _, difference, by = part.args
                 if not self._is_there(part if len(y.dims) == 2 else y):
                     continue
-                self.done.add(part)
+                self.parts.add(part)
                 if len(y.dims) == 2:
                     takes = [self.name(s), self.number(factor), self.name(shift)]
                     made = [self.known(difference) or self.applied(difference, LOWERED), self.number(by),
