@@ -294,8 +294,8 @@ class KernelLimits:
 
 #: Lengths as measured on Hopper (112 keys of heads of 192: 1.2).
 KERNELS = {kernel.name: kernel for kernel in (
-    KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 208, 2: 208, 3: 136},
-                 {1: 208, 2: 208, 3: 128}, depth=64, depths=64, barriers=2 * BARRIER, parts=1,
+    KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136},
+                 {1: 192, 2: 192, 3: 128}, depth=64, depths=64, barriers=2 * BARRIER, parts=1,
                  lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, line=64, stage=2**15, uses_tma=True),
     KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96},
                  {1: 176, 2: 176, 3: 96}, depth=32, depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16),

@@ -19,12 +19,14 @@ def grouped_mm(mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor) -> 
     ``torch._grouped_mm``. Sizes of groups stay on the GPU: nothing is synchronised.
 
     Args:
-        mat_a, mat_b: float16 or bfloat16, either order of the last two axes.
+        mat_a, mat_b: float16 or bfloat16.
 
-            | mat_a | mat_b | the result |
-            |---|---|---|
-            | (rows, K) | (groups, K, N) | (rows, N): the rows of a group times its matrix |
-            | (M, rows) | (rows, N) | (groups, M, N): the products of the columns and rows of a group |
+            | mat_a | mat_b | contiguous axes | the result |
+            |---|---|---|---|
+            | (rows, K) | (groups, K, N) | K; K or N | (rows, N): the rows of a group times its matrix |
+            | (M, rows) | (rows, N) | M; N | (groups, M, N): the products of the columns and rows of a group |
+
+            A tensor of which another axis is contiguous, or none, is copied first.
 
         offs: (groups,) int32 or int64: behind the last row of each group, in ascending order. ``torch.autocast`` casts the
             others.

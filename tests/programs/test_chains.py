@@ -101,6 +101,23 @@ def test_a_sum_and_a_maximum_of_one_value(mapping: gk.Mapping) -> None:
 
 
 @gk.program
+def squared(a: Any, b: Any, c: Any, d: Any) -> None:
+    for m in gp.parallel(a.rows):
+        out = gp.zeros(m, c.columns)
+        for n in gp.sequential(b.rows):
+            size = abs(a[m] @ b[n].T)
+            out += (size * size).astype(c.dtype) @ c[n]
+        d[m] = out
+
+
+def test_a_value_that_meets_itself() -> None:
+    """Its registers are counted once, where rounds are not ahead and too long for all of their sums at once."""
+    rng = np.random.default_rng(1)
+    arrays = [*(chains.half(rng, *shape) for shape in ((33, 64), (140, 64), (140, 128))), chains.empty(33, 128, dtype=F32)]
+    check(squared, arrays, gk.Mapping({"m": 64, "n": 192}, warpgroups=1, ahead=False))
+
+
+@gk.program
 def capped(a: Any, b: Any, c: Any, d: Any) -> None:
     """What is rescaled, added to and bounded in a round: the product is another register than the cell."""
     for m in gp.parallel(a.rows):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gemmkit.functions import attention, mlp
-from gemmkit.plans.launch import Cache
+from gemmkit.plans.launch import Cache, KnownCalls
 from gemmkit.programs import Mapping, mapping
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.runtime.device import H100, assumed
@@ -107,7 +107,7 @@ def by_warps(patch: pytest.MonkeyPatch) -> None:
         return plan_of_call(program, arguments, MULTISTAGE if has_products else mapping)
 
     patch.setattr(attention, "plan_of_call", planned)
-    patch.setattr(attention, "_calls", Cache())
+    patch.setattr(attention, "_calls", KnownCalls())
     patch.setattr(mlp, "_plans", Cache())
 
 

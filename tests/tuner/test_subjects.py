@@ -228,8 +228,8 @@ def test_a_call_takes_what_is_kept(folder: Path, measured: Any, replaced: Seeded
     arrays = product()
     found = gk.tune(listing.gemm, *arrays)
     ran: list[Any] = []
-    replaced("gemmkit.programs.calls.KnownProgram.allow", lambda self, seen: None)
-    replaced("gemmkit.programs.calls.KnownProgram.again", lambda self, *given: ran.append(self.plan.mapping) or True)
+    replaced("gemmkit.programs.calls.KnownProgram.keep", lambda self, program, seen: None)
+    replaced("gemmkit.programs.plan.ProgramPlan.run", lambda self, *given: ran.append(self.mapping))
     listing.gemm(*arrays)
     assert ran == [found.mapping]                                           # type: ignore[attr-defined]
 

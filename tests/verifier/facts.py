@@ -17,6 +17,7 @@ from gemmkit.programs import collectives, multistage, sums
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains import chain as chains
 from gemmkit.programs.chains import order as orders
+from gemmkit.programs.chains import schedule
 from gemmkit.programs.launches import BEGIN
 from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
@@ -401,9 +402,10 @@ def check_registers(text: Text) -> None:
             need = max(size(x.dims[1]) // 2 + handed.get(x.args[0], 0) for x in body if x.op == "dot")
             room = max(kernel.room[choice.warpgroups], 192 if choice.warpgroups < 3 else 0)
         else:
-            need, room = max(most_live(text, loop) for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
-                             if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)
-                             ), kernel.room[choice.warpgroups]
+            rounds = [loop for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
+                      if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)]
+            need = max(most_live(text, loop) for loop in rounds)
+            room = kernel.room[choice.warpgroups] + (schedule.AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else 0)
         expect(need <= room, f"sums and fragments of {need} registers, of {room}")
         expect(groups.consumers == choice.warpgroups, f"{groups.consumers} warpgroups of {choice.warpgroups}")
     if groups.few:
@@ -426,7 +428,7 @@ def most_live(text: Text, loop: ast.While) -> int:
     folded = {x for node in text.nodes if isinstance(node, ast.Call) and text.said(node.func) in ("row_max", "own_sum") for x in node.args}
     kept = {x.id for node in loop.body if node not in rare for x in ast.walk(node) if isinstance(x, ast.Name) and x not in folded
             and isinstance(x.ctx, ast.Load)}
-    sizes = {name: size for name, size in sizes.items() if name in kept}           # others are folded as they are made
+    sizes = {name: size for name, size in sizes.items() if name in kept and size > 2}    # others are folded, or of rows
     lines = [({same.get(name, name) for name in bound(node)},
               {same.get(x.id, x.id) for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)})
              for node in loop.body if node not in rare]

@@ -677,7 +677,7 @@ def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int)
     dimension in a round."""
     if ahead or only_adds(chain):
         return
-    made, room = dict[Value, Value](), room - registers_needed(chain, size, False)
+    made, room = dict[Value, Value](), room - registers_needed(chain, size, None)
     rare = {x.args[3] for x in chain.body if x.op == LOWERED}
     for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2 and x not in rare]:
         for y in x.args:
@@ -699,54 +699,60 @@ READING = 80                           # for addresses of a matrix that threads 
 CALLING = 20                           # for what functions of a user's compute with, where they are called
 
 
-def registers_needed(chain: Chain, size: Callable[[Any], int], ahead: bool) -> int:
-    """Registers of a thread for matrices, where a round has most of them.
-
-    Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
-    the place of what nothing needs any more; a hand-over stands beside what it is packed from. Where products run a round
-    ahead, all are there at once; of products without a loop the sums of one, and what it takes. ``size``: of a dimension in
-    a round. Raises ConfigError for odd sizes of products."""
+def registers_needed(chain: Chain, size: Callable[[Any], int], more: int | None) -> int:
+    """Registers of a thread for sums and for what is handed over: all of a round; or what it has at once, but for the
+    ``more`` that a thread has for that (None: all are there together); of products without a loop the sums of one, and what
+    it takes. ``size``: of a dimension in a round. Raises ConfigError for odd sizes of products."""
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
+    sums = {d: _sums(size(d.dims[1]), d.line) for d in dots(chain.body)}
+    handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
     if chain.is_straight:
-        handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
-        return READING * len(read) + max(_sums(size(d.dims[1]), d.line) + handed.get(d.args[0], 0) for d in dots(chain.body))
-    cells = {x for c in chain.carried for x in (c.inside, c.out)}
+        return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
+    need = sum(sums.values()) + sum(handed.values())
+    if more is not None:
+        need = min(need, _most_at_once(chain, size, {**sums, **handed}) - more)
+    return need + READING * len(read)
+
+
+def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int]) -> int:
+    """Registers for matrices where a round has most of them. ``own``: of products and hand-overs.
+
+    Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
+    the place of what nothing needs any more; a hand-over stands beside what it is packed from, and what arrays have by
+    columns beside what is computed with it."""
+    cells, usual = {x for c in chain.carried for x in (c.inside, c.out)}, _usually([c.out for c in chain.carried])
     late, begun = late_values(chain), {y for d in dots(chain.body) for y in d.args[2:]}
-    usual = _usually([c.out for c in chain.carried])
     users: dict[Value, list[Value]] = {}
     for x in chain.body:
         for y in x.args if x in usual else ():
-            users.setdefault(y, []).append(x)
-    last = {y: chain.body.index(of[-1]) for y, of in users.items()}
+            if x.op != LOWERED or y.op != READ:        # which is in the product already
+                users.setdefault(y, []).append(x)
+    last = {y: of[-1] for y, of in users.items()}
 
-    def own(x: Value) -> int:
-        if x.op == "dot":
-            return _sums(size(x.dims[1]), x.line)
-        if x.op == "handover":
-            return _handed(size(x.dims[1]), x.line)
-        if x.op == READ:
-            return size(x.dims[0]) // 4
+    def of_value(x: Value) -> int:
         is_folded = all(y.op in ("rowmax", "rowsum") for y in users.get(x, ()))
-        is_kept = len(x.dims) == 2 and not (ahead or is_folded or x in cells or x in begun or x.op in CONDITIONS)
-        return size(x.dims[x.dims[0] is chain.rows]) // 2 if is_kept else 0
+        if len(x.dims) < 2 or is_folded or x in begun or x.op in CONDITIONS:
+            return size(x.dims[0]) // 4 if x.op == READ else 0
+        return size(x.dims[x.dims[0] is chain.rows]) // 2
 
-    live = {d: own(d) for d in dots(chain.body) if ahead or d in cells or d not in late}
+    live = {d: own[d] for d in dots(chain.body) if d in cells or d not in late}
     live.update({c.out: size(c.init.dims[1]) // 2 for c in chain.carried if len(c.init.dims) == 2})
     most = sum(live.values())
-    for n, x in enumerate(chain.body):
-        if x not in usual:
+    for x in chain.body:
+        if x not in usual or x in live or x in cells:
             continue
-        over = [] if ahead else [y for y in x.args if y in live and last[y] == n and y not in cells]
+        over = [y for y in dict.fromkeys(x.args) if y in live and last[y] is x and y not in cells]
+        is_apart = x.op in ("dot", "handover", READ)
+        more = own.get(x, of_value(x)) if is_apart or not over else 0
         meanwhile = CALLING if x.op == NUMBER else 0
         meanwhile += sum(size(chain.index) // 4 for y in x.args if len(x.dims) == 2 and y.dims == (chain.index,)
                          and y.op != READ and any(z.op == "load" for z in walked([y])))
-        more = 0 if x in live or (over and x.op not in ("dot", "handover", READ)) else own(x)
-        most = max(most, sum(live.values()) + more + (0 if ahead else meanwhile))
+        most = max(most, sum(live.values()) + more + meanwhile)
         left = max([more, *(live.pop(y) for y in over)])
-        if left and x not in live and (len(x.dims) == 2 or x.op == READ):
+        if left and x not in begun and (len(x.dims) == 2 or x.op == READ):
             live[x] = left
-    return most + READING * len(read)
+    return most
 
 
 def _usually(roots: list[Value]) -> set[Value]:

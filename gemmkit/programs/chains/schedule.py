@@ -47,6 +47,7 @@ MOST_LINES = 256                       # of a block that TMA brings at once
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ON_THE_WAY = 256
 ROOM_OF_SHORTER = 112                  # with which a third warpgroup pays where blocks are shorter, and products run ahead
+AT_ONCE = {1: 16, 2: 16, 3: 0}          # registers of matrices more, of those that a round has at once
 LONGEST = 128                          # of a round's blocks
 THIRD = 0.85                           # the time that rows take with a third warpgroup
 
@@ -367,7 +368,8 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
 
 def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
-    need, room = registers_needed(chain, choice.size, choice.ahead), rooms[choice.warpgroups]
+    more = AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else None
+    need, room = registers_needed(chain, choice.size, more), rooms[choice.warpgroups]
     if chain.is_straight and choice.warpgroups < 3:    # little else is live
         room = max(room, KERNELS[WARP_SPECIALISED].room[choice.warpgroups])
     if need > room:
