@@ -65,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """One seed for the drawn cases of all workers: xdist's inherit it. A sample has the same in every run: a change that
     is right must not fail by chance. All tests draw anew."""
     os.environ.setdefault("GEMMKIT_SEED", SAMPLE if config.getoption("sample") else str(secrets.randbelow(10**9)))
+    if getattr(config.option, "numprocesses", None):           # workers beside each other: not with threads of NumPy's on every core each
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(50_000, 20, 1000)                         # collecting tests makes 500,000 objects that stay
     _take_a_gpu()
 

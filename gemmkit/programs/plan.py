@@ -317,8 +317,8 @@ class ProgramPlan:
 
     @cached_property
     def launches(self) -> Launches:
-        """Of all kernels, for `run` and for the tuner."""
-        return launches_of(self.kernels)
+        """Of all kernels, for `run` and for the tuner; without tiles none, whose empty arrays no tensor map describes."""
+        return Launches(0, ()) if self.is_empty else launches_of(self.kernels)
 
     @cached_property
     def _kinds(self) -> list[tuple]:
@@ -333,8 +333,8 @@ class ProgramPlan:
     def start(self) -> Start:
         """Start all its kernels, compiled and loaded, with what a call brings; 0 stands where the memory between them
         begins."""
-        first, launches = next(iter(self.given.values())), [] if self.is_empty else self.launches.kernels
-        starts = [plan._loaded(launch).start for plan, launch in zip(self.kernels, launches)]
+        first = next(iter(self.given.values()))
+        starts = [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
         return started(starts, self.launches.spare, len(self.given), first.device)
 
     def _loaded(self, launch: Launch) -> Launch:

@@ -172,6 +172,17 @@ def test_offsets_that_are_none(machine: Any, rng: np.random.Generator) -> None:
         check_close([machine.numpy(held[5])], np.array(of), lambda got: 3e-3)
 
 
+@on_machines
+def test_no_pieces(machine: Any, rng: np.random.Generator) -> None:
+    """Nothing is launched, and no tensor map is made of arrays without elements."""
+    for program, rows in ((products, 40), (products, 0), (of_rows, 40)):
+        x, w = normal(rng, rows, 64), normal(rng, *((0, 64, 72) if program is products else (rows, 72)))
+        arrays = [x, w, np.array([0], np.int32), poisoned((rows, 72) if program is products else (0, 64, 72), F16)]
+        check(machine, program, arrays, 1, None)
+        with assumed(H100):
+            assert program.plan(*arrays).launches.kernels == ()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("program", [products, turned, of_rows], ids=lambda x: x.function.__name__)

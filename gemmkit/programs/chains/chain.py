@@ -700,18 +700,18 @@ CALLING = 20                           # for what functions of a user's compute 
 
 
 def registers_needed(chain: Chain, size: Callable[[Any], int], more: int | None) -> int:
-    """Registers of a thread for sums and for what is handed over: all of a round; or what it has at once, but for the
-    ``more`` that a thread has for that (None: all are there together); of products without a loop the sums of one, and what
-    it takes. ``size``: of a dimension in a round. Raises ConfigError for odd sizes of products."""
+    """Registers of a thread for sums and for what is handed over: all of a round, which are there together where products
+    run ahead (``more`` None); else what a round has at once, but for the ``more`` that a thread has for that; of products
+    without a loop the sums of one, and what it takes. ``size``: of a dimension in a round. Raises ConfigError for odd sizes
+    of products."""
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
     sums = {d: _sums(size(d.dims[1]), d.line) for d in dots(chain.body)}
     handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
     if chain.is_straight:
         return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
-    need = sum(sums.values()) + sum(handed.values())
-    if more is not None:
-        need = min(need, _most_at_once(chain, size, {**sums, **handed}) - more)
+    together = sum(sums.values()) + sum(handed.values())
+    need = together if more is None else _most_at_once(chain, size, {**sums, **handed}) - more
     return need + READING * len(read)
 
 
