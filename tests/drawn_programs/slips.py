@@ -74,7 +74,9 @@ def _line(kind: str, x: Any, loop: Loop, case: Any, pick: Callable[..., Any]) ->
         if hasattr(x, "value") and not any(y.op in ("load", "name", "place", "scalar") for y in expressions(x.value)):
             return None                                        # a number, with which Python may do anything
         return (Raw(_prefix(x) + VALUES[kind](text_of(x.value))),) if hasattr(x, "value") else None
-    if kind == "a cell is bound anew":
+    if kind == "a cell is bound anew":                         # in rounds: elsewhere the name is what Python says
+        if not any(x in y.body for y in statements(loop) if isinstance(y, Loop) and y.kind == "sequential"):
+            return None
         if isinstance(x, Add):
             return (Raw(f"{x.name} = {x.name} + {text_of(x.value)}"),)
         return (Raw(f"{x.name} = {text_of(x.value)}"),) if isinstance(x, Put) else None
