@@ -319,6 +319,35 @@ def check_pieces(places: Places, loop: Loop) -> None:
                                       f"tile's packed rows ({such})", store.line)
 
 
+def _begun_at_numbers(loop: Loop) -> Loop:
+    """A program whose cells begin with numbers: what else one begins with, such as a block of C, is added to its sums where
+    the tile ends. There it is read once, and no registers hold it meanwhile."""
+    added: dict[Value, Value] = {}                     # to what stands behind a loop
+
+    def changed(x: Value) -> Value:
+        if x in added:
+            return Value("add", (x, added[x]), x.dims, line=added[x].line)
+        args = tuple(map(changed, x.args))
+        return x if args == x.args else replace(x, args=args)
+
+    def begun(c: Carried) -> Carried:
+        if c.init.op == "after" and c.init in added:
+            added[c.after] = added[c.init]
+        if c.init.op in ("after", "const"):
+            return c
+        added[c.after] = changed(c.init)
+        return replace(c, init=Value("const", (), c.init.dims, 0.0, line=c.init.line))
+
+    body: list[Any] = []
+    for held in loop.body:
+        if isinstance(held, Loop):
+            held = replace(held, carried=[begun(c) for c in held.carried])
+        elif isinstance(held, StoreStatement):
+            held = replace(held, value=changed(held.value))
+        body.append(held)
+    return replace(loop, body=body)
+
+
 def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     """Of a program with ``arguments``, whose names cells do not have. Raises ValueError and TypeError, with the user's line,
     for what has no place yet."""
@@ -327,6 +356,7 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
                                   "and columns, parallel(a.rows, b.columns), optionally after stacks (only "
                                   ".reference(...) runs others)",
                       loop.line)
+    loop = _begun_at_numbers(loop)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[:-2])
     taken: set[str] = set()
     out.arguments, out.sizes = frozenset(arguments), loop.sizes
@@ -438,12 +468,9 @@ def _cell(carried: Carried, out: Places) -> None:
         carried.inside.dims, (out.cells, out.starts))
     if carried.init.op == "after":
         name = cells[carried.init]
-    elif carried.init.op == "const":
+    else:                                              # a number's (`_begun_at_numbers`)
         name = unique(carried.inside.name or "acc", {*out.names, *out.arguments})
         starts[name] = carried.init.data
-    else:
-        raise refused(ValueError, f"a cell that begins with {carried.init.op}; a kernel's cells begin with a number, such "
-                                  "as zeros(m, n)", carried.init.line)
     cells[carried.after] = name
 
 

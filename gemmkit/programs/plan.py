@@ -584,7 +584,7 @@ class GridProblem(MappingProblem):
 
     def _specialised(self, mapping: Mapping, device: DeviceInfo) -> Choice:
         places, stores, outs = self.places, self.places.stores, list[Out]()
-        stale = {carried.init for held in self.loop.body if isinstance(held, Loop) for carried in held.carried}
+        stale = {c.init for held in self.loop.body if isinstance(held, Loop) for c in held.carried if c.init.op == "after"}
         for store, root in zip(stores, simplified([store.value for store in stores])):
             made = _element(store, root, places, mapping.warpgroups)
             if stale & set(made.uses):

@@ -362,14 +362,19 @@ def merge(of: Drawing, *pairs: tuple[str, str, float]) -> None:
 # -- tiles of rows and columns ----------------------------------------------------------------------------------------------
 
 
+def begins(of: Drawing, dims: tuple[str, ...], number: float) -> float | Expr:
+    """What a cell of a tile begins with: a number, or elements of an array."""
+    return of.element(dims) if of.last.random() < 0.2 else number
+
+
 def tile_program(of: Drawing) -> Source:
     merge(of, ("N", "M", 0.25), ("K", "M", 0.15), ("K", "N", 0.12), ("J", "K", 0.2))
     of.classes = {"h": "H", "m": of.of("M"), "n": of.of("N"), "k": of.of("K"), "j": of.of("J")}
     tile = ("h", "m", "n") if of.stack else ("m", "n")
     body: list[Statement] = []
-    cells = [of.cell(body, "acc", ("m", "n"), of.pick(0.0, 0.0, 0.0, 1.0))]
+    cells = [of.cell(body, "acc", ("m", "n"), begins(of, ("m", "n"), of.pick(0.0, 0.0, 0.0, 1.0)))]
     if of.chance(0.3):
-        cells.append(of.cell(body, "other", ("m", "n")))
+        cells.append(of.cell(body, "other", ("m", "n"), begins(of, ("m", "n"), 0.0)))
     rows = of.cell(body, "sums", ("m",), of.pick(0.0, 0.5)) if of.chance(0.25) else None
     columns = of.cell(body, "right", ("n",)) if of.chance(0.2) else None
     loops = ["k"] if of.chance(0.85) else ["k", "j"]

@@ -163,6 +163,40 @@ def test_cells_that_begin_with_numbers(drawn: Drawn) -> None:
     check(gk.program(scaled_sums), drawn(70, 72), drawn(72, 72), empty(70, 72), empty(70), drawn(70), drawn(72), factor=0.125)
 
 
+def begun(a: Any, b: Any, c: Any, bias: Any, x: Any, y: Any, d: Any, e: Any, alpha: float) -> None:
+    """A cell begins with a matrix and goes on in a second loop, others with rows and with another cell's sums."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, sums, ends = gp.copy(alpha * c[m, n] + bias[n]), gp.copy(bias[n] - 2.0), gp.copy(gp.exp(c[m, n]))
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            ends += a[m, k] @ b[k, n]
+            sums += b[k, n].sum(axis=0)
+        other = gp.copy(acc * 0.5)
+        for j in gp.sequential(x.columns):
+            other += x[m, j] @ y[j, n]
+            ends += x[m, j] @ y[j, n]
+        d[m, n] = acc - other * ends
+        with gp.once(m):
+            e[n] = sums
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("gpu", [device.H100, device.A100], ids=["H100", "A100"])
+@pytest.mark.parametrize("shape", [(70, 72, 72, 40), (131, 136, 40, 8), (8, 67, 8, 136)])
+def test_cells_that_begin_with_arrays(drawn: Drawn, shape: tuple[int, ...], gpu: device.DeviceInfo) -> None:
+    """The end of a tile adds what a cell begins with. What is not a number stays so."""
+    m, n, k, j = shape
+    c, d = drawn(m, n), empty(m, n, dtype=F32)
+    b, y = (drawn(rows, n + -n % 8, scale=0.1)[:, :n] for rows in (k, j))
+    arrays = drawn(m, k), b, c, drawn(n), drawn(m, j), y, d, empty(n, dtype=F32)
+    with device.assumed(gpu):
+        check(gk.program(begun), *arrays, alpha=-0.75)
+        c[3, 5], c[0, 0] = np.nan, np.inf
+        with gk.emulate():
+            gk.program(begun)(*arrays, alpha=-0.75)
+    assert np.isnan(d[3, 5]) and np.isnan(d[0, 0]) and np.isnan(d).sum() == 2
+
+
 def clipped(a: Any, b: Any, d: Any) -> None:
     for m, n in gp.parallel(a.rows, b.columns):
         acc = gp.zeros(m, n)
