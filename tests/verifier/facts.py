@@ -425,9 +425,7 @@ def most_live(text: Text, loop: ast.While) -> int:
             same.update({target.id: value.id} if isinstance(value, ast.Name) else {})
             found = _registers_of(text, value, sizes) if isinstance(value, ast.Call) else sizes.get(same.get(target.id, ""), 0)
             sizes.update({target.id: found} if found else {})
-    folded = {x for node in text.nodes if isinstance(node, ast.Call) and text.said(node.func) in ("row_max", "own_sum") for x in node.args}
-    kept = {x.id for node in loop.body if node not in rare for x in ast.walk(node) if isinstance(x, ast.Name) and x not in folded
-            and isinstance(x.ctx, ast.Load)}
+    kept = _kept(text, [node for node in loop.body if node not in rare])
     sizes = {name: size for name, size in sizes.items() if name in kept and size > 2}    # others are folded, or of rows
     lines = [({same.get(name, name) for name in bound(node)},
               {same.get(x.id, x.id) for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)})
@@ -438,6 +436,22 @@ def most_live(text: Text, loop: ast.While) -> int:
         most = max(most, sum(sizes.get(name, 0) for name in live | made))
         live = (live - made) | used
     return max(most, sum(sizes.get(name, 0) for name in live))
+
+
+def _kept(text: Text, lines: list[ast.stmt]) -> set[str]:
+    """The names of which something is needed but for folds of rows: these take an element at a time, and so does what is
+    applied to make another one that they alone take."""
+    folded = {x for node in text.nodes if isinstance(node, ast.Call) and text.said(node.func) in ("row_max", "own_sum") for x in node.args}
+    made = [(node.targets[0].id, node.value) for node in lines if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Call) and text.said(node.value.func) == "apply"]
+    applied, elements = {name for name, _ in made}, {x for _, call in made for x in ast.walk(call)}
+    kept = {x.id for node in lines for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)
+            and x not in folded and not (x in elements and x.id in applied)}
+    while True:
+        more = {x.id for name, call in made if name in kept for x in ast.walk(call) if isinstance(x, ast.Name)} - kept
+        if not more:
+            return kept
+        kept |= more
 
 
 def _pairs(node: ast.Assign) -> list[tuple[ast.Name, ast.expr]]:

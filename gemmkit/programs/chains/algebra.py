@@ -93,7 +93,7 @@ class ChainRewriter(Rewriter):
         if x.op == "fma" and (self.rows in x.args[2].dims or _is_subtracted(x.args[2])) and len(x.args[2].dims) < 2:
             s, scale, shift = x.args
             if scale.dims:
-                s, scale = Value("mul", (s, scale), x.dims, None, "", x.line), self.number(1.0)
+                s, scale = make("mul", s, scale, near=x), self.number(1.0)
             return self.difference(s, scale, make("neg", shift, near=x), by, x)
         if x.op == "sub" and min(len(y.dims) for y in x.args) < 2:
             s, top = x.args

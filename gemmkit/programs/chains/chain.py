@@ -677,7 +677,7 @@ def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int)
     dimension in a round."""
     if ahead or only_adds(chain):
         return
-    made, room = dict[Value, Value](), room - registers_needed(chain, size, None)
+    made, room = dict[Value, Value](), room - registers_needed(chain, size, False)
     rare = {x.args[3] for x in chain.body if x.op == LOWERED}
     for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2 and x not in rare]:
         for y in x.args:
@@ -699,19 +699,18 @@ READING = 80                           # for addresses of a matrix that threads 
 CALLING = 20                           # for what functions of a user's compute with, where they are called
 
 
-def registers_needed(chain: Chain, size: Callable[[Any], int], more: int | None) -> int:
-    """Registers of a thread for sums and for what is handed over: all of a round, which are there together where products
-    run ahead (``more`` None); else what a round has at once, but for the ``more`` that a thread has for that; of products
-    without a loop the sums of one, and what it takes. ``size``: of a dimension in a round. Raises ConfigError for odd sizes
-    of products."""
+def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool) -> int:
+    """Registers of a thread for all sums and for what is handed over, or for the matrices that a round has ``at_once``; of
+    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. Raises ConfigError
+    for odd sizes of products."""
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
     sums = {d: _sums(size(d.dims[1]), d.line) for d in dots(chain.body)}
     handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
     if chain.is_straight:
         return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
-    together = sum(sums.values()) + sum(handed.values())
-    need = together if more is None else _most_at_once(chain, size, {**sums, **handed}) - more
+    own = {**sums, **handed}
+    need = _most_at_once(chain, size, own) if at_once else sum(own.values())
     return need + READING * len(read)
 
 
@@ -730,9 +729,13 @@ def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int
                 users.setdefault(y, []).append(x)
     last = {y: of[-1] for y, of in users.items()}
 
+    def is_folded(x: Value) -> bool:
+        """An element at a time: into a row's value, or into what is folded so."""
+        return all(y.op in ("rowmax", "rowsum") or (y not in own and len(y.dims) == 2 and is_folded(y))
+                   for y in users.get(x, ()))
+
     def of_value(x: Value) -> int:
-        is_folded = all(y.op in ("rowmax", "rowsum") for y in users.get(x, ()))
-        if len(x.dims) < 2 or is_folded or x in begun or x.op in CONDITIONS:
+        if len(x.dims) < 2 or is_folded(x) or x in begun or x.op in CONDITIONS:
             return size(x.dims[0]) // 4 if x.op == READ else 0
         return size(x.dims[x.dims[0] is chain.rows]) // 2
 

@@ -368,8 +368,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
 
 def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
-    more = AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else None
-    need, room = registers_needed(chain, choice.size, more), rooms[choice.warpgroups]
+    at_once = kernel.uses_tma and not choice.ahead
+    need = registers_needed(chain, choice.size, at_once)
+    room = rooms[choice.warpgroups] + (AT_ONCE[choice.warpgroups] if at_once else 0)
     if chain.is_straight and choice.warpgroups < 3:    # little else is live
         room = max(room, KERNELS[WARP_SPECIALISED].room[choice.warpgroups])
     if need > room:
