@@ -129,7 +129,7 @@ def check_layer(in_features: object, out_features: object, activation: object) -
             raise ValueError(f"{name}={count!r}: a whole number is needed, 0 or more")
 
 
-class Linear(torch.nn.Module):
+class Linear(torch.nn.Linear):
     """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
     wanted.
 
@@ -137,7 +137,7 @@ class Linear(torch.nn.Module):
     that stores both takes longer than the product followed by PyTorch's activation (1.41 and 1.02 of the time without a
     gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the layer records the latter.
 
-    Parameters and their initialisation are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias
+    It is a ``torch.nn.Linear``, with its parameters, their initialisation and its ``state_dict``: weight (out, in), bias
     (out,). ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the
     parameters, as it does for ``torch.nn.Linear``.
 
@@ -152,13 +152,10 @@ class Linear(torch.nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None):
-        super().__init__()
         check_layer(in_features, out_features, activation)
-        self.in_features, self.out_features, self.activation = in_features, out_features, activation
-        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
         self._find_operators()
-        self.reset_parameters()
 
     def _find_operators(self) -> None:
         self._multiply = _operator(self.activation, self.bias is not None)
@@ -171,13 +168,6 @@ class Linear(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._find_operators()
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters as ``torch.nn.Linear`` does."""
-        torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
-            torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: torch.Tensor) -> Any:
         own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
