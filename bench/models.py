@@ -3,12 +3,13 @@
 
 | work | what is timed |
 |---|---|
-| prefill, decode | transformers' Llama, `LAYERS` layers of 4096 / 14336 with 32 heads over 8, bfloat16: the prompt's last logits; a token of each sequence behind `CONTEXT` |
+| prefill | transformers' Llama of bfloat16, `LAYERS` layers of 4096 / 14336 with 32 heads over 8: a prompt's last logits |
+| decode | the same: a token of each sequence behind `CONTEXT` others |
 | train | the same decoder: cross entropy, backward, AdamW (fused) of 4 x 2048 tokens |
-| perceptron | 784 - 4096 - 4096 - 10 with GELU: cross entropy, backward, SGD; in bfloat16, and in float32 under autocast |
+| perceptron | 784 - 4096 - 4096 - 10, GELU: cross entropy, backward, SGD; in bfloat16, or float32 under autocast |
 
 A row is the fastest of ours over the fastest of PyTorch's among eager and ``torch.compile``, both in CUDA graphs; a row with
-"eager" compares both launched by the host without a compiler, one with "compiled" both compiled. ``us`` has the times of all.
+"eager" compares both launched by the host without a compiler, one with "compiled" both compiled. ``us`` has all times.
 Results are compared before anything is timed; of training the losses of `STEPS` steps from the same parameters (``losses``).
 All take turns in one run.
 """
@@ -63,7 +64,7 @@ def decoder(sizes: Sizes, device: str) -> Any:
 
 
 class Cache:
-    """Keys and values in place, behind ``at`` of them: what a decode step of a fixed length needs of transformers' caches."""
+    """Keys and values in place, ``at`` of them there: what a decode step of a fixed length needs of transformers' caches."""
 
     def __init__(self, sizes: Sizes, batch: int, at: int, device: str):
         shape = sizes.layers, batch, sizes.kv_heads, at + 8, sizes.hidden // sizes.heads
@@ -140,7 +141,7 @@ def in_turns(calls: dict[str, Call], turns: int) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in found.items()}
 
 
-def rows_of(work: str, us: dict[str, float], error: float, m: int, k: int, dtype: str, **further: Any) -> list[dict[str, Any]]:
+def rows_of(work: str, us: dict[str, float], error: float, m: int, k: int, dtype: str, **further: Any) -> list[Any]:
     """A row for each way of launching that both have: names are "ours" or "torch", and " compiled", " graph" behind."""
     ways = [("", True, [" graph", " compiled graph"]), (", compiled", False, [" compiled"]), (", eager", False, [""])]
     found = []
@@ -150,16 +151,19 @@ def rows_of(work: str, us: dict[str, float], error: float, m: int, k: int, dtype
             continue
         peer, best = min(theirs, key=theirs.__getitem__), min(ours, key=ours.__getitem__)
         ratio = theirs[peer] / ours[best]
-        print(f"{work + label:42} {ours[best]:10.0f} us ({best}), {peer} {theirs[peer]:10.0f} us, ratio {ratio:.3f}", flush=True)
-        found.append(dict(work=work + label, dtype=dtype, m=m, n=k, k=k, layout="nt", ours_us=round(ours[best], 1), peer=peer,
-                          peer_us=round(theirs[peer], 1), ratio=round(ratio, 4), error=error, graph=graph, group="models",
-                          ours=best, us={name: round(t, 1) for name, t in us.items()}, **further))
+        print(f"{work + label:42} {ours[best]:10.0f} us ({best}), {peer} {theirs[peer]:10.0f} us, ratio {ratio:.3f}",
+              flush=True)
+        found.append(dict(work=work + label, dtype=dtype, m=m, n=k, k=k, layout="nt", ours_us=round(ours[best], 1),
+                          peer=f"PyTorch{peer.removeprefix('torch')}", peer_us=round(theirs[peer], 1), ratio=round(ratio, 4),
+                          error=error, graph=graph, group="models", ours=best,
+                          us={name: round(t, 1) for name, t in us.items()}, **further))
     return found
 
 
 # -- inference --------------------------------------------------------------------------------------------------------
 
-def inference(pair: dict[str, Any], sizes: Sizes, work: str, batch: int, tokens: int, context: int, options: Any) -> list[Any]:
+def inference(pair: dict[str, Any], sizes: Sizes, work: str, batch: int, tokens: int, context: int,
+              options: Any) -> list[Any]:
     """Rows of a prompt, or of a token behind ``context`` others."""
     device = options.device
     ids = torch.randint(0, sizes.words, (batch, tokens), generator=torch.Generator().manual_seed(1)).to(device)
@@ -276,7 +280,8 @@ def accelerated(model: Any) -> Any:
 def works(options: Any) -> list[tuple[str, Callable[[], list[Any]]]]:
     """Each work's name, and what gives its rows."""
     sizes = TINY if options.tiny else Sizes()
-    device, pair = options.device, {}
+    device = options.device
+    pair: dict[str, Any] = {}
 
     def both() -> dict[str, Any]:
         if not pair:
@@ -320,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     made.add_argument("--backend", default="inductor", help="torch.compile's")
     made.add_argument("--tiny", action="store_true", help="tiny sizes, for a trial")
-    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a trial in the emulator, no measurement")
+    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a trial in the emulator")
     made.add_argument("--steps", type=int, default=STEPS, help="of training before it is timed")
     made.add_argument("--turns", type=int, default=TURNS)
     made.add_argument("--limit", type=float, default=3000.0, metavar="SECONDS", help="no work begins later")
@@ -336,11 +341,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             try:
                 rows += compute()
-            except (ValueError, RuntimeError, TypeError) as error:         # a row is missing; the others are measured
+            except (ValueError, RuntimeError, TypeError) as error:     # a row is missing; the others are measured
                 print(f"{name}: {type(error).__name__}: {error}", flush=True)
                 status = 1
-            device = torch.cuda.get_device_name() if options.device == "cuda" else "the emulator: no measurement"
-            report.write(report.document("models", rows, device), report.results_path("models", options.out))
+            device = torch.cuda.get_device_name() if options.device == "cuda" else "emulator"
+            content = report.document("models", rows, device)
+            report.write(content, report.results_path("models", options.out))
     return status
 
 

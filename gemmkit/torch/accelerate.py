@@ -113,7 +113,8 @@ def accelerate(model: torch.nn.Module, sample: Any = None, *, parts: Sequence[st
     | part | what is replaced | by |
     |---|---|---|
     | "linear" | ``torch.nn.Linear`` | `gemmkit.torch.Linear` |
-    | "norm" | ``torch.nn.LayerNorm``, ``torch.nn.RMSNorm``, RMS norms of other libraries | `gemmkit.torch.layernorm`, `gemmkit.torch.rmsnorm` |
+    | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
+    | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
     | "attention" | the attention "sdpa" of a model of transformers | `gemmkit.torch.attention` |
 
@@ -214,16 +215,16 @@ class _Work:
         for mixin, said in ways:
             before, now = type(module), made(mixin, type(module))
             module.__class__ = now
-            module.begin(*said)                                              # type: ignore[operator]
+            module.begin(*said)
             try:
                 why = _compared(module, before, now, self._drawn(module, part))
-            except Exception as error:                 # noqa: BLE001 - whatever a module raises is a reason to leave it
+            except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
             if not why:
                 self.report._undone.append((module, before, now))
                 is_wide = part in ("linear", "mlp") and next(module.parameters()).dtype not in NARROW
                 return Entry(name, kind, mixin.what, "under autocast" if is_wide else "")
-            module.end()                                                     # type: ignore[operator]
+            module.end()
             module.__class__ = before
         return Entry(name, kind, "", why)
 
@@ -249,12 +250,12 @@ class _Work:
             x, y = x.double(), y.double()
             size = float(x.square().mean().sqrt()) if x.numel() else 0.0
             off = float((x - y).square().mean().sqrt()) if x.numel() else 0.0
-            if torch.equal(x, y) or (x.isnan() == y.isnan()).all() and torch.equal(x.nan_to_num(), y.nan_to_num()):
+            if torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num()):
                 off = 0.0
             worst = max(worst, off / size if size else off) if math.isfinite(off) else math.inf
         self.report.difference = worst
         if not worst <= most:
-            self._undo_all(f"undone: the sample's results differ by {worst:.2g} of their root mean square, and {most:.2g} is "
+            self._undo_all(f"undone: the sample's results differ by {worst:.2g} of their root mean square; {most:.2g} is "
                            "allowed (tolerance=)")
 
     def _undo_all(self, why: str) -> None:
@@ -303,24 +304,25 @@ def _candidate(module: torch.nn.Module) -> str | None:
         return "linear"
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or _names_a_norm(module):
         return "norm"
-    if any(all(isinstance(module._modules.get(name), torch.nn.Linear) for name in names if name) for names in modules.MLPS):
+    if any(all(isinstance(module._modules.get(x), torch.nn.Linear) for x in names if x) for names in modules.MLPS):
         return "mlp"
     return None
 
 
 def _names_a_norm(module: torch.nn.Module) -> bool:
     weight = module._parameters.get("weight")
-    return (any(word in type(module).__name__ for word in ("RMSNorm", "T5LayerNorm")) and list(module._parameters) == ["weight"]
-            and not module._modules and not module._buffers and weight is not None and weight.dim() == 1
-            and any(getattr(module, name, None) is not None for name in modules.FastNamedNorm.names))
+    named = any(word in type(module).__name__ for word in ("RMSNorm", "T5LayerNorm"))
+    own = named and list(module._parameters) == ["weight"] and not module._modules and not module._buffers
+    return own and weight is not None and weight.dim() == 1 and any(
+        getattr(module, name, None) is not None for name in modules.FastNamedNorm.names)
 
 
 def _columns(module: torch.nn.Module) -> int:
     """How long the rows are that a candidate takes."""
     if isinstance(module, torch.nn.Linear):
-        return module.in_features
+        return int(module.in_features)
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
-        return module.normalized_shape[0]
+        return int(module.normalized_shape[0])
     weight = module._parameters.get("weight")
     first = next((m for m in module._modules.values() if isinstance(m, torch.nn.Linear)), None)
     return int(weight.shape[0]) if weight is not None else first.in_features if first is not None else 0
@@ -384,7 +386,10 @@ def _norm(module: torch.nn.Module) -> _Ways:
             return [(modules.FastLayerNorm, ())]
         return [(modules.FastRMSNorm, (eps,)) for eps in ("own", "float32")]
     for mixin, offset in ((modules.FastNamedNorm, 0.0), (modules.FastOffsetNorm, 1.0)):
-        if _has_formula(module, {"weight": (8,)}, lambda x, p, offset=offset: _rms(x, module) * (p["weight"] + offset)):
+        def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], offset: float = offset) -> Any:
+            return _rms(x, module) * (p["weight"] + offset)
+
+        if _has_formula(module, {"weight": (8,)}, formula):
             return [(mixin, ())]
     raise _Left("its result is not that of an RMS norm with a factor of weight or 1 + weight")
 
@@ -402,12 +407,12 @@ def _mlp(module: torch.nn.Module) -> _Ways:
             continue
         if not all(is_linear(x) for x in held):
             raise _Left("a module of it has a forward of its own")
-        if any(x.bias is not None for x in held[:-1]):                       # type: ignore[union-attr]
+        if any(x.bias is not None for x in held[:-1]):
             raise _Left("its gate or up product adds a bias, which gk.torch.glu does not")
-        shapes = {f"{gate}.weight": (12 if up else 24, 8), f"{down}.weight": (8, 12)}
+        shapes: dict[str, tuple[int, ...]] = {f"{gate}.weight": (12 if up else 24, 8), f"{down}.weight": (8, 12)}
         if up:
             shapes[f"{up}.weight"] = 12, 8
-        if held[-1].bias is not None:                                        # type: ignore[union-attr]
+        if held[-1].bias is not None:
             shapes[f"{down}.bias"] = (8,)
         for activation, unit in UNITS.items():
             def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], unit: Any = unit, gate: str = gate, up: str = up,
@@ -463,7 +468,7 @@ def _has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
             try:
                 with torch.no_grad(), _mode(module, training), _unobserved(module), torch.autocast("cpu", enabled=False):
                     found = torch.func.functional_call(module, given, (x,))
-            except Exception:                          # noqa: BLE001 - a module that takes something else
+            except Exception:
                 return False
             wanted = formula(x.double(), {name: p.double() for name, p in given.items()})
             if not isinstance(found, torch.Tensor) or found.shape != wanted.shape:
@@ -506,11 +511,11 @@ def _compared(module: Any, before: type, now: type, x: torch.Tensor) -> str:
     narrow = x.dtype in NARROW
     around = nullcontext if narrow else lambda: torch.autocast(x.device.type, dtype=torch.bfloat16)
     with _mode(module, False), _unobserved(module), torch.random.fork_rng(devices=[]):
-        with around():                                                       # type: ignore[operator]
+        with around():
             found = _evaluated(module.forward, module, x)
         module.__class__ = before
         try:
-            with around():                                                   # type: ignore[operator]
+            with around():
                 theirs = _evaluated(module.forward, module, x)
             wide = copy.deepcopy(module).float()
             with _exactly(), torch.autocast(x.device.type, enabled=False):

@@ -7,10 +7,7 @@ computes by its own class, so that a model is right everywhere and fast where it
 
 from __future__ import annotations
 
-import functools
-import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,22 +23,24 @@ NARROW = torch.float16, torch.bfloat16
 _DATA = torch.Tensor, torch.nn.Parameter
 
 
-@torch.compiler.assume_constant_result
-def _is_emulated() -> bool:
+def _emulated() -> bool:
     return current_mode() is not None
+
+
+_is_emulated = torch.compiler.assume_constant_result(_emulated)
 
 
 def is_here(x: torch.Tensor) -> bool:
     """Whether gemmkit computes tensors of x's device: a GPU's, and the CPU's in the emulator."""
-    return x.is_cuda or (x.is_cpu and _is_emulated())
+    return bool(x.is_cuda or (x.is_cpu and _is_emulated()))
 
 
 def _casts(x: torch.Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
+    return bool(torch.is_autocast_enabled(x.device.type))
 
 
 def takes(x: Any, *parameters: torch.Tensor | None) -> bool:
-    """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, all alike or cast by ``torch.autocast``.
+    """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, alike or cast by ``torch.autocast``.
 
     Products of float32 stay PyTorch's, whose setting says whether they may use TF32. Sharded parameters (``DTensor``) and
     other subclasses of tensors multiply in their own way.
@@ -58,9 +57,11 @@ def takes(x: Any, *parameters: torch.Tensor | None) -> bool:
 
 
 def _is_row(x: Any, weight: Any) -> bool:
-    """Whether x has rows that a norm of gemmkit's takes; a compiler fuses norms with what is around them, which is faster."""
-    return (isinstance(x, torch.Tensor) and not torch.compiler.is_compiling() and is_here(x) and x.numel() > 0
-            and x.dtype in (*NARROW, torch.float32) and (weight is None or (type(weight) in _DATA and weight.device == x.device)))
+    """Whether x has rows that a norm of gemmkit's takes. A compiler fuses norms with what is around them, and is let."""
+    if not isinstance(x, torch.Tensor) or torch.compiler.is_compiling() or not is_here(x) or not x.numel():
+        return False
+    return x.dtype in (*NARROW, torch.float32) and (
+        weight is None or (type(weight) in _DATA and weight.device == x.device))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -87,10 +88,16 @@ class Replaced:
         return blank, (_mixin(type(self)), type(self)._gemmkit_base), state
 
 
-@functools.cache
+_classes: dict[tuple[type, type], Any] = {}
+
+
 def made(mixin: type[Replaced], base: type) -> Any:
     """The class of a module of ``base`` that computes as ``mixin`` says."""
-    return type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__, "_gemmkit_base": base})
+    key = mixin, base
+    if key not in _classes:
+        more = {"__module__": base.__module__, "__doc__": base.__doc__, "_gemmkit_base": base}
+        _classes[key] = type(base.__name__, (mixin, base), more)
+    return _classes[key]
 
 
 def _mixin(kind: type) -> Any:
@@ -124,7 +131,7 @@ class FastLinear(Replaced, Linear):
         for name in ("activation", "_multiply", "_before_activation"):
             self.__dict__.pop(name, None)
 
-    def forward(self, input: torch.Tensor) -> Any:      # noqa: A002  (nn.Linear's own name, which callers may give)
+    def forward(self, input: torch.Tensor) -> Any:
         own = self._parameters
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight = self.weight if weight is None else weight
@@ -134,13 +141,13 @@ class FastLinear(Replaced, Linear):
         return torch.nn.Linear.forward(self, input)
 
     def extra_repr(self) -> str:
-        return torch.nn.Linear.extra_repr(self)
+        return str(torch.nn.Linear.extra_repr(self))
 
 
 class FastLayerNorm(Replaced, torch.nn.LayerNorm):
     what = "gk.torch.layernorm"
 
-    def forward(self, input: torch.Tensor) -> Any:      # noqa: A002
+    def forward(self, input: torch.Tensor) -> Any:
         weight, bias = self.weight, self.bias
         if _is_row(input, weight) and input.shape[-1] == self.normalized_shape[0] and all(
                 p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and _casts(input))
@@ -183,7 +190,8 @@ class FastNamedNorm(Replaced):
         return rmsnorm(x, weight, eps=float(eps), dtype=x.dtype)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        x, weight = args[0] if len(args) == 1 else None, self.weight
+        x: Any = args[0] if len(args) == 1 else None
+        weight = self.weight
         if keywords or not _is_row(x, weight) or x.dtype != weight.dtype or x.shape[-1] != weight.shape[0]:
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         return self.normed(x, weight)

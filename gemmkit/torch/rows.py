@@ -489,7 +489,8 @@ def _compute_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Te
     return out
 
 
-def _allocate_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *, activation: str) -> tuple[Any, Any]:
+def _allocate_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *,
+                             activation: str) -> tuple[Any, Any]:
     return gate.new_empty(gate.shape), up.new_empty(up.shape)
 
 

@@ -233,7 +233,7 @@ def test_products_of_other_dtypes_are_pytorchs(device: str) -> None:
 # -- what is left, and why --------------------------------------------------------------------------------------------------
 
 class OwnLinear(nn.Linear):
-    def forward(self, input: Any) -> Any:              # noqa: A002
+    def forward(self, input: Any) -> Any:
         return super().forward(input) * 2
 
 
