@@ -34,7 +34,7 @@ PARTS = "attention", "mlp", "linear", "norm"
 _ROWS = 16                             # of an input that is drawn
 
 
-class Entry(NamedTuple):
+class Outcome(NamedTuple):
     """A module of a report: its name in the model, its class, what computes in its place ("" for what was left), and why it
     was left, or what was noticed."""
 
@@ -48,24 +48,24 @@ class Report:
     """What `accelerate` did to a model.
 
     Attributes:
-        entries: an `Entry` for each module that has parameters of its own, in the model's order; attention comes first.
+        entries: an `Outcome` for each module that has parameters of its own, in the model's order; attention comes first.
         difference: root of the mean square of what the sample's results differ by, over that of the results themselves;
             None without a sample.
     """
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Outcome] = []
         self.difference: float | None = None
         self._undone: list[tuple[Any, type, type]] = []          # a module, its class, and the one that it has now
         self._attention: tuple[Any, str] | None = None
 
     @property
-    def replaced(self) -> list[Entry]:
+    def replaced(self) -> list[Outcome]:
         """The entries of what was replaced."""
         return [x for x in self.entries if x.by]
 
     @property
-    def left(self) -> list[Entry]:
+    def left(self) -> list[Outcome]:
         """The entries of what was left, with the reason."""
         return [x for x in self.entries if not x.by]
 
@@ -86,7 +86,7 @@ class Report:
             model, before_name = self._attention
             model.set_attn_implementation(before_name)
             self._attention = None
-        self.entries = [x if not x.by else Entry(x.name, x.kind, "", "undone") for x in self.entries]
+        self.entries = [x if not x.by else Outcome(x.name, x.kind, "", "undone") for x in self.entries]
 
     def __str__(self) -> str:
         """A line for all modules of a class that had the same fate, with the first one's name."""
@@ -191,7 +191,7 @@ class _Work:
     def replace(self) -> None:
         if "attention" in self.parts:
             self._attention()
-        found: dict[int, Entry] = {}
+        found: dict[int, Outcome] = {}
         named = [(name, module) for name, module in self.model.named_modules()]
         for part in PARTS[1:]:
             for name, module in named:
@@ -201,17 +201,17 @@ class _Work:
                     found[id(module)] = _without(name, module)
         self.report.entries += [found[id(module)] for _, module in named if id(module) in found]
 
-    def _one(self, name: str, module: torch.nn.Module, part: str) -> Entry:
+    def _one(self, name: str, module: torch.nn.Module, part: str) -> Outcome:
         kind = type(module).__name__
         if isinstance(module, Replaced):
-            return Entry(name, kind, "", "computes by gemmkit already")
+            return Outcome(name, kind, "", "computes by gemmkit already")
         why = f"parts does not name {part!r}" if part not in self.parts else _refusal(module)
         if why:
-            return Entry(name, kind, "", why)
+            return Outcome(name, kind, "", why)
         try:
             ways = _FINDERS[part](module)
         except _Left as error:
-            return Entry(name, kind, "", str(error))
+            return Outcome(name, kind, "", str(error))
         for mixin, said in ways:
             before, now = type(module), made(mixin, type(module))
             module.__class__ = now
@@ -223,10 +223,10 @@ class _Work:
             if not why:
                 self.report._undone.append((module, before, now))
                 is_wide = part in ("linear", "mlp") and next(module.parameters()).dtype not in NARROW
-                return Entry(name, kind, mixin.what, "under autocast" if is_wide else "")
+                return Outcome(name, kind, mixin.what, "under autocast" if is_wide else "")
             module.end()
             module.__class__ = before
-        return Entry(name, kind, "", why)
+        return Outcome(name, kind, "", why)
 
     def _drawn(self, module: torch.nn.Module, part: str) -> torch.Tensor:
         own = next(module.parameters())
@@ -260,7 +260,7 @@ class _Work:
 
     def _undo_all(self, why: str) -> None:
         replaced = {id(x) for x in self.report.entries if x.by}
-        fresh = [Entry(x.name, x.kind, "", why) if id(x) in replaced else x for x in self.report.entries]
+        fresh = [Outcome(x.name, x.kind, "", why) if id(x) in replaced else x for x in self.report.entries]
         self.report.undo()
         self.report.entries = fresh
 
@@ -279,16 +279,16 @@ class _Work:
         kind = f"{type(outer).__name__}'s attention"
         why = _refusal_of_attention(outer)
         if why:
-            self.report.entries.append(Entry(name, kind, "", why))
+            self.report.entries.append(Outcome(name, kind, "", why))
             return
         modules.register_attention()
         before = outer.config._attn_implementation
         outer.set_attn_implementation(modules.NAME)
         if outer.config._attn_implementation != modules.NAME:
-            self.report.entries.append(Entry(name, kind, "", "the model does not take another attention function"))
+            self.report.entries.append(Outcome(name, kind, "", "the model does not take another attention function"))
             return
         self.report._attention = outer, before
-        self.report.entries.append(Entry(name, kind, "gk.torch.attention", "without a mask tensor and dropout"))
+        self.report.entries.append(Outcome(name, kind, "gk.torch.attention", "without a mask tensor and dropout"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -328,8 +328,8 @@ def _columns(module: torch.nn.Module) -> int:
     return int(weight.shape[0]) if weight is not None else first.in_features if first is not None else 0
 
 
-def _without(name: str, module: torch.nn.Module) -> Entry:
-    return Entry(name, type(module).__name__, "", "gemmkit has no replacement for it")
+def _without(name: str, module: torch.nn.Module) -> Outcome:
+    return Outcome(name, type(module).__name__, "", "gemmkit has no replacement for it")
 
 
 def _refusal(module: torch.nn.Module) -> str:

@@ -136,6 +136,9 @@ class FastLinear(Replaced, Linear):
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight = self.weight if weight is None else weight
         bias = self.bias if bias is None else bias
+        found = self._again(input, weight, bias) if isinstance(input, torch.Tensor) else None
+        if found is not None:
+            return found
         if takes(input, weight, bias) and input.shape[-1] == weight.shape[1]:
             return Linear.forward(self, input)
         return torch.nn.Linear.forward(self, input)
@@ -260,20 +263,20 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
 
 
 def _attends(q: Any, k: Any, v: Any, is_causal: bool, shares_heads: bool) -> bool:
-    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in (q, k, v)) or not takes(q, k, v):
+    if not takes(q, k, v) or not q.dim() == k.dim() == v.dim() == 4 or not (k.numel() and v.numel()):
         return False
-    if not _casts(q) and not q.dtype == k.dtype == v.dtype:
+    (batch, heads, queries, size), (b, shared, keys, of_k), of_v = q.shape, k.shape, v.shape
+    if batch != b or of_v[:3] != (b, shared, keys) or size != of_k or size % 8 or of_v[3] % 8 or size > 256 or of_v[3] > 256:
         return False
-    fits = (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[:3] == v.shape[:3] and q.shape[3] == k.shape[3]
-            and all(size % 8 == 0 and 8 <= size <= 256 for size in (q.shape[3], v.shape[3]))
-            and k.shape[1] > 0 and k.shape[2] > 0 and q.shape[1] % k.shape[1] == 0)
-    return bool(fits and (shares_heads or q.shape[1] == k.shape[1]) and (not is_causal or q.shape[2] == k.shape[2])
-                and all(_is_loaded(x) for x in (q, k, v)))
+    if heads % shared or (heads != shared and not shares_heads) or (is_causal and queries != keys):
+        return False
+    return _is_loaded(q) and _is_loaded(k) and _is_loaded(v)
 
 
 def _is_loaded(x: torch.Tensor) -> bool:
     """Whether a kernel takes its strides: contiguous heads, rows that begin at multiples of 16 bytes."""
-    return x.stride(3) == 1 and all(x.stride(n) % 8 == 0 for n in range(3) if x.shape[n] > 1) and x.storage_offset() % 8 == 0
+    batch, heads, rows, columns = x.stride()
+    return columns == 1 and not (batch % 8 or heads % 8 or rows % 8 or x.storage_offset() % 8)
 
 
 def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:

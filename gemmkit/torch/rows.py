@@ -121,9 +121,9 @@ def glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, activation: str = "si
     """
     unit(activation)
     x, w, v = autocast(_tensor(x, "glu"), w, v)
-    _check_glu(x, w, v)
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if records(rows, w, v):
+        _check_glu(rows, w, v)
         found = gated(matmul(rows, w), matmul(rows, v), activation)
     else:
         found = _GLU(rows, w, v, activation=activation)
