@@ -106,7 +106,7 @@ class Report:
         return f"<{len(self.replaced)} modules replaced, {len(self.left)} left>"
 
 
-def accelerate(model: torch.nn.Module, sample: Any = None, *, parts: Sequence[str] = PARTS,
+def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence[str] = PARTS,
                tolerance: float | None = None) -> Report:
     """Have a model's own layers compute by gemmkit, in place, and report what was replaced.
 
@@ -174,7 +174,7 @@ class _Work:
         self.model, self.parts, self.report = model, parts, Report()
         self.inputs: dict[int, torch.Tensor] = {}                # rows that a module got of the sample, by its id
 
-    def sampled(self, sample: Any) -> list[Any]:
+    def sampled(self, sample: object) -> list[Any]:
         """The model's results before anything is replaced; what modules get is kept."""
         def keep(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             if id(module) not in self.inputs and len(args) >= 1 and isinstance(args[0], torch.Tensor) and args[0].dim():
@@ -348,7 +348,7 @@ def _refusal(module: torch.nn.Module) -> str:
     return ""
 
 
-def _refusal_of_attention(model: Any) -> str:
+def _refusal_of_attention(model: torch.nn.Module) -> str:
     now = getattr(model.config, "_attn_implementation", None)
     if now == modules.NAME:
         return "computes by gemmkit already"
@@ -505,7 +505,7 @@ def _evaluated(forward: Callable[..., Any], module: torch.nn.Module, x: torch.Te
         return [y.detach(), *torch.autograd.grad(y, [x, *wanted], drawn)]
 
 
-def _compared(module: Any, before: type, now: type, x: torch.Tensor) -> str:
+def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor) -> str:
     """Why a module may not have the class that it has now: a result or a gradient of x is further from the exact one than
     its own class computes them. "" where none is."""
     narrow = x.dtype in NARROW
@@ -571,7 +571,7 @@ def _compared_attention(config: Any, like: torch.Tensor) -> str:
     return ""
 
 
-def _results(model: torch.nn.Module, sample: Any) -> list[Any]:
+def _results(model: torch.nn.Module, sample: object) -> list[Any]:
     """The tensors of real numbers that a model returns for a sample, without dropout."""
     args, keywords = ((), dict(sample)) if isinstance(sample, Mapping) else (
         (tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)), {})

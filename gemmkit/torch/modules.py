@@ -8,7 +8,7 @@ computes by its own class, so that a model is right everywhere and fast where it
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch.nn import functional as F
@@ -39,7 +39,7 @@ def _casts(x: torch.Tensor) -> bool:
     return bool(torch.is_autocast_enabled(x.device.type))
 
 
-def takes(x: Any, *parameters: torch.Tensor | None) -> bool:
+def takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
     """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, alike or cast by ``torch.autocast``.
 
     Products of float32 stay PyTorch's, whose setting says whether they may use TF32. Sharded parameters (``DTensor``) and
@@ -56,7 +56,7 @@ def takes(x: Any, *parameters: torch.Tensor | None) -> bool:
                                      for p in parameters)
 
 
-def _is_row(x: Any, weight: Any) -> bool:
+def _is_row(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     """Whether x has rows that a norm of gemmkit's takes. A compiler fuses norms with what is around them, and is let."""
     if not isinstance(x, torch.Tensor) or torch.compiler.is_compiling() or not is_here(x) or not x.numel():
         return False
@@ -82,10 +82,12 @@ class Replaced:
     def _get_name(self) -> str:
         return f"gemmkit.{type(self).__name__}"
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """By the two classes: the class made of them is found or made again where the module is loaded."""
+        if "_gemmkit_base" not in type(self).__dict__:            # another class is around it
+            return super().__reduce_ex__(protocol)
         state = getattr(self, "__getstate__", lambda: self.__dict__)()
-        return blank, (_mixin(type(self)), type(self)._gemmkit_base), state
+        return blank, type(self).__bases__, state
 
 
 _classes: dict[tuple[type, type], Any] = {}
@@ -98,10 +100,6 @@ def made(mixin: type[Replaced], base: type) -> Any:
         more = {"__module__": base.__module__, "__doc__": base.__doc__, "_gemmkit_base": base}
         _classes[key] = type(base.__name__, (mixin, base), more)
     return _classes[key]
-
-
-def _mixin(kind: type) -> Any:
-    return kind.__mro__[1]
 
 
 def blank(mixin: type[Replaced], base: type) -> Any:
@@ -192,7 +190,7 @@ class FastNamedNorm(Replaced):
         eps = next(value for value in (getattr(self, name, None) for name in self.names) if value is not None)
         return rmsnorm(x, weight, eps=float(eps), dtype=x.dtype)
 
-    def forward(self, *args: Any, **keywords: Any) -> Any:
+    def forward(self, *args: object, **keywords: object) -> Any:
         x: Any = args[0] if len(args) == 1 else None
         weight = self.weight
         if keywords or not _is_row(x, weight) or x.dtype != weight.dtype or x.shape[-1] != weight.shape[0]:
@@ -218,7 +216,7 @@ class FastGatedMLP(Replaced):
     def end(self) -> None:
         del self._gemmkit_glu
 
-    def forward(self, *args: Any, **keywords: Any) -> Any:
+    def forward(self, *args: object, **keywords: object) -> Any:
         activation, of_gate, of_up, down = self._gemmkit_glu
         own: Any = self._modules                                             # type: ignore[attr-defined]
         gate, up = own[of_gate], own[of_up or of_gate]
@@ -233,7 +231,7 @@ class FastGatedMLP(Replaced):
 MLPS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "", "down_proj"))
 
 
-def is_linear(module: Any) -> bool:
+def is_linear(module: object) -> bool:
     """Whether a module multiplies as ``torch.nn.Linear`` does: no subclass with a ``forward`` of its own."""
     return isinstance(module, torch.nn.Linear) and type(module).forward in (torch.nn.Linear.forward, FastLinear.forward)
 
@@ -262,7 +260,7 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
 
 
-def _attends(q: Any, k: Any, v: Any, is_causal: bool, shares_heads: bool) -> bool:
+def _attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, shares_heads: bool) -> bool:
     if not takes(q, k, v) or not q.dim() == k.dim() == v.dim() == 4 or not (k.numel() and v.numel()):
         return False
     (batch, heads, queries, size), (b, shared, keys, of_k), of_v = q.shape, k.shape, v.shape
@@ -291,7 +289,7 @@ _CAUSAL = Causal()
 NAME = "gemmkit"
 
 
-def attention_of_transformers(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                               attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
                               is_causal: bool | None = None, **keywords: Any) -> tuple[Any, None]:
     """What transformers calls: (batch, heads, rows, head size) to (batch, rows, heads, head size). It computes what

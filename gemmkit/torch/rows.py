@@ -22,6 +22,7 @@ from gemmkit import programs as gp
 from gemmkit.epilogues import activations as of_numbers
 from gemmkit.functions import rows as forward
 from gemmkit.functions.glu import glu as forward_glu
+from gemmkit.lang.host import Numeric
 from gemmkit.programs import program
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.product import (
@@ -150,7 +151,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> Any
     return _GATED(gate, up, activation=activation)
 
 
-def _tensor(x: Any, name: str) -> Any:
+def _tensor(x: object, name: str) -> Any:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x is a {type(x).__name__}; gemmkit.torch.{name} takes tensors")
     return x
@@ -172,25 +173,25 @@ class Unit(NamedTuple):
     of_tensors: Callable[[Any], Any]
 
 
-def _slope_of_silu(x: Any) -> Any:
+def _slope_of_silu(x: Numeric) -> Any:
     s = of_numbers.sigmoid(x)
     return s * (1 + x * (1 - s))
 
 
-def _slope_of_gelu(x: Any) -> Any:
+def _slope_of_gelu(x: Numeric) -> Any:
     return 0.5 * (1 + math.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * math.exp(-0.5 * x * x)
 
 
-def _slope_of_gelu_tanh(x: Any) -> Any:
+def _slope_of_gelu_tanh(x: Numeric) -> Any:
     t = math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)
 
 
-def _slope_of_relu(x: Any) -> Any:
+def _slope_of_relu(x: Numeric) -> Any:
     return 1.0 if x > 0 else 0.0
 
 
-def _slope_of_sigmoid(x: Any) -> Any:
+def _slope_of_sigmoid(x: Numeric) -> Any:
     s = of_numbers.sigmoid(x)
     return s * (1 - s)
 
@@ -290,7 +291,7 @@ def _rows(x: torch.Tensor) -> Any:
 # --------------------------------------------------------------------------------------------------
 # The operators of ``torch.library``.
 
-def _second(ctx: torch.autograd.function.FunctionCtx, *grads: Any) -> Any:
+def _second(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
     raise NotImplementedError("norms, softmaxes and gated units of gemmkit.torch have no second derivative; call without "
                               "create_graph=True, or detach what the gradient goes into")
 
@@ -303,7 +304,7 @@ def _keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, .
 def _operator(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any],
               backward: Callable[..., Any] = _second, keep: Callable[..., Any] = _keep_nothing) -> Any:
     """An operator of rows. A batch of the first tensor alone is more rows; of others there is a launch for each."""
-    def rule(size: int, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Any, Any]:
+    def rule(size: int, in_dims: tuple[Any, ...], *args: torch.Tensor, **options: object) -> tuple[Any, Any]:
         if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and backward is not _second:
             return made(args[0].movedim(in_dims[0], 0), *args[1:], **options), 0
         return batched_by(made, size, in_dims[:len(args)], args, (None,) * len(args), options)

@@ -321,6 +321,37 @@ def test_undo_after_another_class(in_the_emulator: None) -> None:
     assert type(model.out) is nn.Linear
 
 
+@pytest.fixture
+def mesh(device: str) -> Iterator[Any]:
+    """Of one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    torch.distributed.init_process_group("gloo" if device == "cpu" else "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh(device, (1,))
+    torch.distributed.destroy_process_group()
+
+
+@on_devices
+def test_sharded_parameters(device: str, mesh: Any) -> None:
+    """A replaced model is sharded by `fully_shard`, and computes as before; one that is sharded is left."""
+    from torch.distributed.fsdp import fully_shard
+    model, other = block(device), block(device)
+    report = accelerate(model)
+    wanted = gradients(model, ids(device))
+    for one in (model, other):                         # what the emulator reads of the CPU's memory cannot be freed
+        for part in (one.mlp, one.qkv, one):
+            fully_shard(part, mesh=mesh, reshard_after_forward=device == "cuda")
+    with torch.no_grad():
+        assert {"rmsnorm", "layernorm", "glu"} <= set(functions_run(lambda: model(ids(device))))
+        near([model(ids(device))], wanted[:1], 0.02)
+    if device == "cuda":
+        model.zero_grad()
+        weighed(model(ids(device))).backward()
+        near([p.grad.full_tensor() for p in model.parameters()], wanted[1:], 0.02)
+    with pytest.raises(RuntimeError, match="2 modules have another class"):
+        report.undo()
+    assert not (left := accelerate(other)).replaced and "accelerate before they are sharded" in str(left)
+
+
 @pytest.mark.parametrize(("call", "error", "words"), [
     (lambda: accelerate(3), TypeError, "model is a int"),
     (lambda: accelerate(nn.Identity(), parts="linear"), ValueError, "parts='linear'"),
