@@ -293,8 +293,6 @@ def works(options: Any) -> list[tuple[str, Callable[[], list[Any]]]]:
         return work, lambda: inference(both(), sizes, work, batch, tokens, context, options)
 
     found = []
-    for batch, tokens in ((1, 9),) if options.tiny else ((1, 2048), (4, 512)):
-        found.append(infer(f"prefill {batch} x {tokens}", batch, tokens, 0))
     for batch in (2,) if options.tiny else (1, 8, 64):
         found.append(infer(f"decode {batch}", batch, 1, 20 if options.tiny else CONTEXT))
     batch, tokens = (2, 8) if options.tiny else (4, 2048)
@@ -314,6 +312,8 @@ def works(options: Any) -> list[tuple[str, Callable[[], list[Any]]]]:
                                 width, cast, options)
 
             found.append((f"perceptron {rows}{', autocast' if cast else ''}", step_of_perceptron))
+    for few, many in ((1, 9),) if options.tiny else ((1, 2048), (4, 512)):
+        found.append(infer(f"prefill {few} x {many}", few, many, 0))
     found.append((f"train {batch} x {tokens}", step_of_decoder))
     return found
 

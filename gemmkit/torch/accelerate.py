@@ -5,7 +5,7 @@
     report.undo()
 
 A module gets another class and keeps everything else (`gemmkit.torch.modules`): parameters, their names in ``state_dict``,
-hooks, optimisers and sharding stay valid. Before it does, gemmkit's result and gradients of the module's own parameters are
+hooks, optimisers and sharding stay valid. Before it does, gemmkit's result (and gradients, of a module in training mode) is
 compared with the module's, both beside float32: of each row's largest, gemmkit's may be off by twice as much as the module's
 own, and a unit of the dtype.
 """
@@ -128,7 +128,8 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
 
     Returns: a `Report`. ``print`` shows it as a table; ``undo()`` takes everything back.
 
-    A layer whose result or gradient is further from float32 than its own twice, and an ulp, is left. If the sample's
+    A layer whose result is further from float32 than its own twice, and a unit of its dtype, is left; so is one whose
+    gradients are, if it is in training mode. The first call of a kind of layer compiles its kernels. If the sample's
     results differ by more than ``tolerance``, all is undone. Replaced layers compute float16 and bfloat16, under
     ``torch.autocast`` too, on a GPU or within `gemmkit.emulate`; given anything else they compute as before.
 
@@ -492,9 +493,14 @@ def _exactly() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _evaluated(forward: Callable[..., Any], module: torch.nn.Module, x: torch.Tensor) -> list[Any]:
-    """A module's result, and the gradients of x and of the parameters that require one."""
-    wanted = [p for p in module.parameters() if p.requires_grad]
+def _recorded(module: torch.nn.Module, is_training: bool) -> dict[str, Any]:
+    """The parameters by whose gradients a module is compared, by their names."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad and is_training}
+
+
+def _evaluated(module: torch.nn.Module, x: torch.Tensor, is_training: bool) -> list[Any]:
+    """A module's result; of one that is trained the gradients of x and of the parameters that require one, too."""
+    forward, wanted = module.forward, list(_recorded(module, is_training).values())
     if not wanted:
         with torch.no_grad():
             return [forward(x)]
@@ -508,22 +514,21 @@ def _evaluated(forward: Callable[..., Any], module: torch.nn.Module, x: torch.Te
 def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor) -> str:
     """Why a module may not have the class that it has now: a result or a gradient of x is further from the exact one than
     its own class computes them. "" where none is."""
-    narrow = x.dtype in NARROW
+    narrow, is_training = x.dtype in NARROW, module.training
     around = nullcontext if narrow else lambda: torch.autocast(x.device.type, dtype=torch.bfloat16)
     with _mode(module, False), _unobserved(module), torch.random.fork_rng(devices=[]):
         with around():
-            found = _evaluated(module.forward, module, x)
+            found = _evaluated(module, x, is_training)
         module.__class__ = before
         try:
             with around():
-                theirs = _evaluated(module.forward, module, x)
+                theirs = _evaluated(module, x, is_training)
             wide = copy.deepcopy(module).float()
             with _exactly(), torch.autocast(x.device.type, enabled=False):
-                exact = _evaluated(wide.forward, wide, x.float())
+                exact = _evaluated(wide, x.float(), is_training)
         finally:
             module.__class__ = now
-    names = ["its result", "the gradient of x", *(f"the gradient of {n}" for n, p in module.named_parameters()
-                                                  if p.requires_grad)]
+    names = ["its result", "the gradient of x", *(f"the gradient of {name}" for name in _recorded(module, is_training))]
     for name, one, other, wanted in zip(names, found, theirs, exact):
         if one.dtype != other.dtype or one.shape != other.shape:
             return f"{name} would be {_short(one)} and is {_short(other)}"

@@ -82,7 +82,7 @@ def test_results_and_gradients(work: str, dtype: Any, device: str) -> None:
     room = drawn(3, 4, 2, 41, device=device, dtype=dtype)
     views = [room[0, :, 0], room[..., 3:36].transpose(0, 1), room[0, 0, 0], room[:, 1, 1, ::2] + 3]
     if device == "cuda":
-        views += [drawn(70, n, device=device, dtype=dtype) for n in (1, 8, 1000, 4096, 33000)]
+        views += [drawn(70, n, device=device, dtype=dtype) for n in (8, 1000, 4096, 33000)]
     for x in views:
         check(work, x.detach(), dtype)
 
