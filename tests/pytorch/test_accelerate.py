@@ -478,6 +478,30 @@ def test_a_llama(device: str) -> None:
     assert "load the model with attn_implementation='sdpa'" in str(accelerate(eager))
 
 
+@pytest.mark.thorough
+@on_devices
+@pytest.mark.parametrize(("family", "more", "parts"), [
+    ("Gemma", {}, {"attention", "Linear", "glu", "rmsnorm"}), ("Phi3", dict(pad_token_id=0), {"attention", "Linear", "glu", "rmsnorm"}),
+    ("Qwen3", {}, {"attention", "Linear", "glu", "rmsnorm"}), ("Gemma2", {}, {"Linear", "glu", "rmsnorm"}),
+    ("OPT", dict(ffn_dim=48, word_embed_proj_dim=32), {"attention", "Linear", "layernorm"})])
+def test_families(family: str, more: dict[str, Any], parts: set[str], device: str) -> None:
+    """Of transformers: what each has is replaced, and a padded batch computes as before."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    heads = {} if family == "Phi3" else dict(head_dim=8)
+    conf = getattr(transformers, f"{family}Config")(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                                                    num_key_value_heads=2, vocab_size=40, **heads, **more)
+    model = getattr(transformers, f"{family}ForCausalLM")(conf).to(device, BF16).eval()
+    words = torch.arange(14, device=device).view(2, 7) + 3
+    mask = torch.ones_like(words)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        wanted = model(words, attention_mask=mask).logits[mask.bool()]
+        report = accelerate(model, {"input_ids": words})
+        assert {x.by.removeprefix("gk.torch.") for x in report.replaced} == parts
+        near([model(words, attention_mask=mask).logits[mask.bool()]], [wanted], 0.03)
+
+
 class _Loss(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
