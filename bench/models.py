@@ -33,7 +33,7 @@ from bench import report
 
 LAYERS, CONTEXT, STEPS, TURNS = 4, 2048, 20, 7
 TARGET_US = 20_000.0                   # of a turn
-WORST_LOGIT, WORST_LOSS = 0.1, 0.05    # of the largest logit; of a loss
+WORST_LOGIT, WORST_LOSS = 0.1, 0.02    # of the largest logit; of a loss
 Call = Callable[[], Any]
 
 
