@@ -57,7 +57,7 @@ class Report:
         self.entries: list[Outcome] = []
         self.difference: float | None = None
         self._undone: list[tuple[Any, type, type]] = []          # a module, its class, and the one that it has now
-        self._attention: tuple[Any, str] | None = None
+        self._attention: tuple[Any, dict[str, str]] | None = None    # a model, what its configurations named
 
     @property
     def replaced(self) -> list[Outcome]:
@@ -83,8 +83,8 @@ class Report:
             module.end()
             module.__class__ = before
         if self._attention is not None:
-            model, before_name = self._attention
-            model.set_attn_implementation(before_name)
+            model, names = self._attention
+            model.set_attn_implementation(names if len(names) > 1 else names[""])
             self._attention = None
         self.entries = [x if not x.by else Outcome(x.name, x.kind, "", "undone") for x in self.entries]
 
@@ -194,9 +194,13 @@ class _Work:
             self._attention()
         found: dict[int, Outcome] = {}
         named = [(name, module) for name, module in self.model.named_modules()]
+        read = {id(m.out_proj) for _, m in named if isinstance(m, torch.nn.MultiheadAttention)}
         for part in PARTS[1:]:
             for name, module in named:
-                if _candidate(module) == part:
+                if id(module) in read:
+                    why = "MultiheadAttention reads its weights itself"
+                    found[id(module)] = Outcome(name, type(module).__name__, "", why)
+                elif _candidate(module) == part:
                     found[id(module)] = self._one(name, module, part)
                 elif part == "norm" and id(module) not in found and module._parameters:
                     found[id(module)] = _without(name, module)
@@ -230,15 +234,14 @@ class _Work:
         return Outcome(name, kind, "", why)
 
     def _drawn(self, module: torch.nn.Module, part: str) -> torch.Tensor:
-        own = next(module.parameters())
-        given = self.inputs.get(id(module))
-        if given is not None and given.numel():
-            return given.to(own.dtype)
+        """Rows that a module is compared with: drawn ones, and behind them those that it got of the sample."""
+        own, given = next(module.parameters()), self.inputs.get(id(module))
         columns = _columns(module)
         drawn = torch.randn(_ROWS, columns, generator=torch.Generator().manual_seed(columns), dtype=torch.float32)
         if part == "norm":                             # of rows that an eps decides, too
             drawn *= torch.logspace(-4, 1, _ROWS)[:, None]
-        return drawn.to(own.device, own.dtype)
+        drawn = drawn.to(own.device, own.dtype)
+        return drawn if given is None else torch.cat((drawn, given.to(own.dtype)))
 
     def compare(self, before: list[Any], after: list[Any], tolerance: float | None) -> None:
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()} & {*NARROW, torch.float32}
@@ -283,8 +286,9 @@ class _Work:
             self.report.entries.append(Outcome(name, kind, "", why))
             return
         modules.register_attention()
-        before = outer.config._attn_implementation
-        outer.set_attn_implementation(modules.NAME)
+        before = {key: config._attn_implementation for key, config in _configurations(outer)}
+        wanted = {key: modules.NAME if name == "sdpa" else name for key, name in before.items()}
+        outer.set_attn_implementation(wanted if len(wanted) > 1 else modules.NAME)
         if outer.config._attn_implementation != modules.NAME:
             self.report.entries.append(Outcome(name, kind, "", "the model does not take another attention function"))
             return
@@ -365,6 +369,12 @@ def _refusal_of_attention(model: torch.nn.Module) -> str:
 
 #: What may take a module's place: a class, and what it is told. The first that passes the comparison is taken.
 _Ways = list[tuple[type[Replaced], tuple[str, ...]]]
+
+
+def _configurations(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """A model's configuration, named "", and those of the models within it."""
+    within = ((key, getattr(model.config, key, None)) for key in getattr(model.config, "sub_configs", ()))
+    return [("", model.config), *((key, config) for key, config in within if config is not None)]
 
 
 def _linear(module: torch.nn.Module) -> _Ways:

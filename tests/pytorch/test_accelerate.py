@@ -253,6 +253,7 @@ def with_forward(module: Any) -> Any:
     (lambda: nn.Linear(16, 8, device="meta"), "meta device"),
     (lambda: nn.Linear(16, 8).double(), "its parameters are float64"),
     (lambda: nn.Conv1d(4, 4, 1), "gemmkit has no replacement for it"),
+    (lambda: nn.MultiheadAttention(16, 2), "gemmkit has no replacement for it"),
 ])
 def test_what_is_left(make: Callable[[], Any], why: str, in_the_emulator: None) -> None:
     module = make()
@@ -350,6 +351,22 @@ def test_sharded_parameters(device: str, mesh: Any) -> None:
     with pytest.raises(RuntimeError, match="2 modules have another class"):
         report.undo()
     assert not (left := accelerate(other)).replaced and "accelerate before they are sharded" in str(left)
+
+
+def test_what_its_parent_reads_is_left(in_the_emulator: None) -> None:
+    report = accelerate(nn.MultiheadAttention(16, 2).bfloat16())
+    assert fates(report)["out_proj"] == "MultiheadAttention reads its weights itself" and not report.replaced
+
+
+@on_devices
+def test_an_eps_of_none_is_that_of_the_version(device: str) -> None:
+    """Of small rows it decides, with a sample whose rows are large, too."""
+    model = nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 16)).to(device, BF16)
+    x = torch.logspace(-4, 0, 5, device=device).bfloat16()[:, None] * torch.ones(16, device=device, dtype=BF16)
+    with torch.no_grad():
+        wanted = model[0](x)
+        assert "0" in {y.name for y in accelerate(model, 10 * x[4:]).replaced}
+        assert ((model[0](x).float() - wanted.float()).abs() <= 0.01 * wanted.float().abs()).all()
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [
