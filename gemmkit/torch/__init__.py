@@ -7,15 +7,20 @@
     y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
     y = gemmkit.torch.grouped_mm(tokens, experts, ends)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
+    print(gemmkit.torch.accelerate(model))       # a finished model's own layers, in place
 
 Only this package imports PyTorch; gemmkit imports the package on demand. The emulator computes tensors on the CPU
 (``with gemmkit.emulate():``), so you can test operators without a GPU.
 """
 
+from gemmkit.torch.accelerate import Report, accelerate
 from gemmkit.torch.attention import attention
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.grouped import grouped_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
+from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
+from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 
-__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "attention", "grouped_mm", "matmul", "op"]
+__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "gated", "glu", "grouped_mm",
+           "layernorm", "log_softmax", "matmul", "op", "rmsnorm", "scaled_dot_product_attention", "softmax"]

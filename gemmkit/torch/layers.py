@@ -129,7 +129,12 @@ def check_layer(in_features: object, out_features: object, activation: object) -
             raise ValueError(f"{name}={count!r}: a whole number is needed, 0 or more")
 
 
-class Linear(torch.nn.Module):
+def _rows(x: torch.Tensor) -> Any:
+    """x as a matrix: a view, where its strides permit."""
+    return x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 2 else x[None]
+
+
+class Linear(torch.nn.Linear):
     """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
     wanted.
 
@@ -137,7 +142,7 @@ class Linear(torch.nn.Module):
     that stores both takes longer than the product followed by PyTorch's activation (1.41 and 1.02 of the time without a
     gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the layer records the latter.
 
-    Parameters and their initialisation are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias
+    It is a ``torch.nn.Linear``, with its parameters, their initialisation and its ``state_dict``: weight (out, in), bias
     (out,). ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the
     parameters, as it does for ``torch.nn.Linear``.
 
@@ -152,13 +157,10 @@ class Linear(torch.nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None):
-        super().__init__()
         check_layer(in_features, out_features, activation)
-        self.in_features, self.out_features, self.activation = in_features, out_features, activation
-        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
         self._find_operators()
-        self.reset_parameters()
 
     def _find_operators(self) -> None:
         self._multiply = _operator(self.activation, self.bias is not None)
@@ -172,22 +174,11 @@ class Linear(torch.nn.Module):
         super().__setstate__(state)
         self._find_operators()
 
-    def reset_parameters(self) -> None:
-        """Draw the parameters as ``torch.nn.Linear`` does."""
-        torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
-            torch.nn.init.uniform_(self.bias, -bound, bound)
-
     def forward(self, x: torch.Tensor) -> Any:
         own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
-        tensors = (x, weight) if bias is None else (x, weight, bias)
-        found = known(layers, self._multiply, tensors)
-        if found is RECORDED:                                  # and the activation by itself
-            found = record(x, weight, True, self._before_activation, bias)
-            return found if self.activation is None else FUNCTIONS[self.activation](found)
+        found = self._again(x, weight, bias)
         if found is not None:
             return found
         check_width(x, self.in_features)
@@ -195,13 +186,13 @@ class Linear(torch.nn.Module):
         if x.dtype != weight.dtype:
             raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
                             "compute under torch.autocast")
-        rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), self.in_features)
+        rows = _rows(x)
         is_recorded = records(x, weight, bias)
         is_split = self.activation is not None and is_recorded                   # the activation is recorded by itself
         operator = self._before_activation if is_split else self._multiply
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
-            if is_recorded and rows is tensors[0]:
-                layers.note(self._multiply, tensors, RECORDED)
+            if is_recorded:
+                layers.note(self._multiply, (rows, weight) if bias is None else (rows, weight, bias), RECORDED)
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
             found = biased(matmul(rows, weight.mT), bias)
@@ -211,6 +202,19 @@ class Linear(torch.nn.Module):
             found = operator.of_one_dtype(rows, weight.mT, None, *(() if bias is None else (bias,)))
         found = FUNCTIONS[self.activation or ""](found) if is_split else found
         return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
+
+    def _again(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """The result of a call that is known, whatever leading axes x has; None for another."""
+        if x.dim() < 2:
+            return None
+        rows = _rows(x)
+        found = known(layers, self._multiply, (rows, weight) if bias is None else (rows, weight, bias))
+        if found is None:
+            return None
+        if found is RECORDED:                                  # and the activation by itself
+            found = record(rows, weight, True, self._before_activation, bias)
+            found = found if self.activation is None else FUNCTIONS[self.activation](found)
+        return found if rows is x else found.view(*x.shape[:-1], found.shape[1])
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"

@@ -1,4 +1,4 @@
-"""docs/pytorch.md: its blocks run, one after the other."""
+"""docs/pytorch.md and the page about `accelerate`: their blocks run, one after the other, and print what is shown."""
 
 from __future__ import annotations
 
@@ -16,4 +16,20 @@ def test_pytorch(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> N
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(markdown.ROOT / "docs" / "pytorch.md", monkeypatch, rng, {}, check) == 9
+    assert markdown.run(markdown.ROOT / "docs" / "pytorch.md", monkeypatch, rng, {}, check) == 10
+
+
+def test_accelerate(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """The table is the one that is shown; of the sample's difference its number alone may be another."""
+    path = markdown.ROOT / "docs" / "how_to" / "accelerate.md"
+    shown = [block.text.splitlines() for block in markdown.blocks(path) if block.language == "text"]
+
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        if said:
+            lines, wanted = said.splitlines(), shown.pop(0)
+            assert lines[:len(wanted) - 1] == wanted[:-1] and len(lines) == len(wanted)
+            assert lines[-1].split()[:4] == wanted[-1].split()[:4]
+
+    torch.manual_seed(0)
+    assert markdown.run(path, monkeypatch, rng, {}, check) == 3
+    assert not shown

@@ -1,0 +1,595 @@
+"""``accelerate``: the layers of a finished model compute by gemmkit, in place.
+
+    report = gemmkit.torch.accelerate(model)
+    print(report)                                # what was replaced, and what was not and why
+    report.undo()
+
+A module gets another class and keeps everything else (`gemmkit.torch.modules`): parameters, their names in ``state_dict``,
+hooks, optimisers and sharding stay valid. Before it does, gemmkit's result (and gradients, of a module in training mode) is
+compared with the module's, both beside float32: of each row's largest, gemmkit's may be off by twice as much as the module's
+own, and a unit of the dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from torch.utils import _pytree
+
+from gemmkit.torch import modules
+from gemmkit.torch.modules import NARROW, Replaced, is_here, is_linear, made
+from gemmkit.torch.rows import UNITS
+
+#: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced.
+PARTS = "attention", "mlp", "linear", "norm"
+
+_ROWS = 16                             # of an input that is drawn
+
+
+class Outcome(NamedTuple):
+    """A module of a report: its name in the model, its class, what computes in its place ("" for what was left), and why it
+    was left, or what was noticed."""
+
+    name: str
+    kind: str
+    by: str
+    why: str
+
+
+class Report:
+    """What `accelerate` did to a model.
+
+    Attributes:
+        entries: an `Outcome` for each module that has parameters of its own, in the model's order; attention comes first.
+        difference: root of the mean square of what the sample's results differ by, over that of the results themselves;
+            None without a sample.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Outcome] = []
+        self.difference: float | None = None
+        self._undone: list[tuple[Any, type, type]] = []          # a module, its class, and the one that it has now
+        self._attention: tuple[Any, dict[str, str]] | None = None    # a model, what its configurations named
+
+    @property
+    def replaced(self) -> list[Outcome]:
+        """The entries of what was replaced."""
+        return [x for x in self.entries if x.by]
+
+    @property
+    def left(self) -> list[Outcome]:
+        """The entries of what was left, with the reason."""
+        return [x for x in self.entries if not x.by]
+
+    def undo(self) -> None:
+        """Give all modules the class that they had. A second call does nothing.
+
+        Raises RuntimeError, and changes nothing, where a module has got another class since, as ``fully_shard`` gives it.
+        """
+        changed = [type(module).__name__ for module, _, now in self._undone if type(module) is not now]
+        if changed:
+            raise RuntimeError(f"{len(changed)} modules have another class than accelerate gave them, the first of them "
+                               f"{changed[0]}; undo what came after accelerate first")
+        while self._undone:
+            module, before, _ = self._undone.pop()
+            module.end()
+            module.__class__ = before
+        if self._attention is not None:
+            model, names = self._attention
+            model.set_attn_implementation(names if len(names) > 1 else names[""])
+            self._attention = None
+        self.entries = [x if not x.by else Outcome(x.name, x.kind, "", "undone") for x in self.entries]
+
+    def __str__(self) -> str:
+        """A line for all modules of a class that had the same fate, with the first one's name."""
+        groups = Counter(x[1:] for x in self.entries)
+        first = {x[1:]: x.name for x in reversed(self.entries)}
+        lines = [("module", "count", "first", "computes by", "note")]
+        order = {key: n for n, key in enumerate(dict.fromkeys(x[1:] for x in self.entries))}
+        for key in sorted(groups, key=lambda key: (not key[1], order[key])):
+            lines.append((key[0], str(groups[key]), first[key], key[1] or "as before", key[2]))
+        widths = [max(len(line[n]) for line in lines) for n in range(4)]
+        shown = ["  ".join((*(part.ljust(width) for part, width in zip(line, widths)), line[4])).rstrip() for line in lines]
+        if self.difference is not None:
+            shown.append(f"the sample's results differ by {self.difference:.2g} of their root mean square")
+        return "\n".join(shown)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.replaced)} modules replaced, {len(self.left)} left>"
+
+
+def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence[str] = PARTS,
+               tolerance: float | None = None) -> Report:
+    """Have a model's own layers compute by gemmkit, in place, and report what was replaced.
+
+    | part | what is replaced | by |
+    |---|---|---|
+    | "linear" | ``torch.nn.Linear`` | `gemmkit.torch.Linear` |
+    | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
+    | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
+    | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
+    | "attention" | the attention "sdpa" of a model of transformers | `gemmkit.torch.attention` |
+
+    Args:
+        model: a module with its weights, on the device and of the dtype that it will compute in; its training mode stays.
+        sample: what the model is called with once before and once after: a tensor, a tuple of arguments, or a dictionary of
+            keywords. The layers then are compared with rows that they get from it. None draws rows for each layer.
+        parts: which of these to replace.
+        tolerance: of the sample's results: by how much of their root mean square they may differ, as a root of the mean
+            square. None takes 8 units of the coarsest dtype among the parameters, 0.06 for bfloat16 and 0.008 for float16.
+
+    Returns: a `Report`. ``print`` shows it as a table; ``undo()`` takes everything back.
+
+    A layer whose result is further from float32 than its own twice, and a unit of its dtype, is left; so is one whose
+    gradients are, if it is in training mode. The first call of a kind of layer compiles its kernels. If the sample's
+    results differ by more than ``tolerance``, all is undone. Replaced layers compute float16 and bfloat16, under
+    ``torch.autocast`` too, on a GPU or within `gemmkit.emulate`; given anything else they compute as before.
+
+    Raises, before anything is replaced
+        TypeError: model is no module.
+        ValueError: a part that is none, a tolerance that is no positive number.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Conv1d(1, 1, 1)).half()
+    >>> with gk.emulate():
+    ...     report = gk.torch.accelerate(model)
+    >>> print(report)
+    module  count  first  computes by      note
+    Linear  1      0      gk.torch.Linear
+    Conv1d  1      1      as before        gemmkit has no replacement for it
+    >>> report.undo()
+    >>> type(model[0])
+    <class 'torch.nn.modules.linear.Linear'>
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
+    unknown = [part for part in ([parts] if isinstance(parts, str) else parts) if part not in PARTS]
+    if unknown or isinstance(parts, str):
+        raise ValueError(f"parts={parts!r}: a tuple of {', '.join(map(repr, PARTS))} is needed")
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance > 0):
+        raise ValueError(f"tolerance={tolerance!r}: a positive number is needed")
+    work = _Work(model, tuple(parts))
+    before = work.sampled(sample) if sample is not None else None
+    try:
+        work.replace()
+        if before is not None:
+            work.compare(before, _results(model, sample), tolerance)
+    except BaseException:
+        work.report.undo()
+        raise
+    return work.report
+
+
+class _Work:
+    """What `accelerate` does to a model, step by step."""
+
+    def __init__(self, model: torch.nn.Module, parts: tuple[str, ...]):
+        self.model, self.parts, self.report = model, parts, Report()
+        self.inputs: dict[int, torch.Tensor] = {}                # rows that a module got of the sample, by its id
+
+    def sampled(self, sample: object) -> list[Any]:
+        """The model's results before anything is replaced; what modules get is kept."""
+        def keep(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            if id(module) not in self.inputs and len(args) >= 1 and isinstance(args[0], torch.Tensor) and args[0].dim():
+                x = args[0].detach()
+                self.inputs[id(module)] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])[:_ROWS].clone()
+
+        held = [module.register_forward_pre_hook(keep) for module in self.model.modules() if _candidate(module) is not None]
+        try:
+            return _results(self.model, sample)
+        finally:
+            for handle in held:
+                handle.remove()
+
+    def replace(self) -> None:
+        if "attention" in self.parts:
+            self._attention()
+        found: dict[int, Outcome] = {}
+        named = [(name, module) for name, module in self.model.named_modules()]
+        read = {id(m.out_proj) for _, m in named if isinstance(m, torch.nn.MultiheadAttention)}
+        for part in PARTS[1:]:
+            for name, module in named:
+                if id(module) in read:
+                    why = "MultiheadAttention reads its weights itself"
+                    found[id(module)] = Outcome(name, type(module).__name__, "", why)
+                elif _candidate(module) == part:
+                    found[id(module)] = self._one(name, module, part)
+                elif part == "norm" and id(module) not in found and module._parameters:
+                    found[id(module)] = _without(name, module)
+        self.report.entries += [found[id(module)] for _, module in named if id(module) in found]
+
+    def _one(self, name: str, module: torch.nn.Module, part: str) -> Outcome:
+        kind = type(module).__name__
+        if isinstance(module, Replaced):
+            return Outcome(name, kind, "", "computes by gemmkit already")
+        why = f"parts does not name {part!r}" if part not in self.parts else _refusal(module)
+        if why:
+            return Outcome(name, kind, "", why)
+        try:
+            ways = _FINDERS[part](module)
+        except _Left as error:
+            return Outcome(name, kind, "", str(error))
+        for mixin, said in ways:
+            before, now = type(module), made(mixin, type(module))
+            module.__class__ = now
+            module.begin(*said)
+            try:
+                why = _compared(module, before, now, self._drawn(module, part))
+            except Exception as error:
+                why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
+            if not why:
+                self.report._undone.append((module, before, now))
+                is_wide = part in ("linear", "mlp") and next(module.parameters()).dtype not in NARROW
+                return Outcome(name, kind, mixin.what, "under autocast" if is_wide else "")
+            module.end()
+            module.__class__ = before
+        return Outcome(name, kind, "", why)
+
+    def _drawn(self, module: torch.nn.Module, part: str) -> torch.Tensor:
+        """Rows that a module is compared with: drawn ones, and behind them those that it got of the sample."""
+        own, given = next(module.parameters()), self.inputs.get(id(module))
+        columns = _columns(module)
+        drawn = torch.randn(_ROWS, columns, generator=torch.Generator().manual_seed(columns), dtype=torch.float32)
+        if part == "norm":                             # of rows that an eps decides, too
+            drawn *= torch.logspace(-4, 1, _ROWS)[:, None]
+        drawn = drawn.to(own.device, own.dtype)
+        return drawn if given is None else torch.cat((drawn, given.to(own.dtype)))
+
+    def compare(self, before: list[Any], after: list[Any], tolerance: float | None) -> None:
+        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()} & {*NARROW, torch.float32}
+        most = tolerance or 8 * max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.bfloat16).eps)
+        if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in after]:
+            self._undo_all("the sample's results have other shapes or dtypes")
+            return
+        worst = 0.0
+        for x, y in zip(before, after):
+            x, y = x.double(), y.double()
+            size = float(x.square().mean().sqrt()) if x.numel() else 0.0
+            off = float((x - y).square().mean().sqrt()) if x.numel() else 0.0
+            if torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num()):
+                off = 0.0
+            worst = max(worst, off / size if size else off) if math.isfinite(off) else math.inf
+        self.report.difference = worst
+        if not worst <= most:
+            self._undo_all(f"undone: the sample's results differ by {worst:.2g} of their root mean square; {most:.2g} is "
+                           "allowed (tolerance=)")
+
+    def _undo_all(self, why: str) -> None:
+        replaced = {id(x) for x in self.report.entries if x.by}
+        fresh = [Outcome(x.name, x.kind, "", why) if id(x) in replaced else x for x in self.report.entries]
+        self.report.undo()
+        self.report.entries = fresh
+
+    # -- attention ----------------------------------------------------------------------------------------------------
+
+    def _attention(self) -> None:
+        """Of each model of transformers within the model, whose configuration names the attention that it calls."""
+        if "transformers" not in sys.modules:
+            return
+        from transformers import PreTrainedModel
+
+        outer = next((module for module in self.model.modules() if isinstance(module, PreTrainedModel)), None)
+        if outer is None:
+            return
+        name = next(name for name, module in self.model.named_modules() if module is outer)
+        kind = f"{type(outer).__name__}'s attention"
+        why = _refusal_of_attention(outer)
+        if why:
+            self.report.entries.append(Outcome(name, kind, "", why))
+            return
+        modules.register_attention()
+        before = {key: config._attn_implementation for key, config in _configurations(outer)}
+        wanted = {key: modules.NAME if name == "sdpa" else name for key, name in before.items()}
+        outer.set_attn_implementation(wanted if len(wanted) > 1 else modules.NAME)
+        if outer.config._attn_implementation != modules.NAME:
+            self.report.entries.append(Outcome(name, kind, "", "the model does not take another attention function"))
+            return
+        self.report._attention = outer, before
+        self.report.entries.append(Outcome(name, kind, "gk.torch.attention", "without a mask tensor and dropout"))
+
+
+# --------------------------------------------------------------------------------------------------
+# What can be replaced, and by what.
+
+class _Left(Exception):
+    """Why a module is left as it is."""
+
+
+def _candidate(module: torch.nn.Module) -> str | None:
+    """The part that a module belongs to, by its class and its names; None for none."""
+    if isinstance(module, torch.nn.Linear):
+        return "linear"
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or _names_a_norm(module):
+        return "norm"
+    if any(all(isinstance(module._modules.get(x), torch.nn.Linear) for x in names if x) for names in modules.MLPS):
+        return "mlp"
+    return None
+
+
+def _names_a_norm(module: torch.nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    named = any(word in type(module).__name__ for word in ("RMSNorm", "T5LayerNorm"))
+    own = named and list(module._parameters) == ["weight"] and not module._modules and not module._buffers
+    return own and weight is not None and weight.dim() == 1 and any(
+        getattr(module, name, None) is not None for name in modules.FastNamedNorm.names)
+
+
+def _columns(module: torch.nn.Module) -> int:
+    """How long the rows are that a candidate takes."""
+    if isinstance(module, torch.nn.Linear):
+        return int(module.in_features)
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
+        return int(module.normalized_shape[0])
+    weight = module._parameters.get("weight")
+    first = next((m for m in module._modules.values() if isinstance(m, torch.nn.Linear)), None)
+    return int(weight.shape[0]) if weight is not None else first.in_features if first is not None else 0
+
+
+def _without(name: str, module: torch.nn.Module) -> Outcome:
+    return Outcome(name, type(module).__name__, "", "gemmkit has no replacement for it")
+
+
+def _refusal(module: torch.nn.Module) -> str:
+    """Why no class can be given to a module; "" where one can."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the object"
+    for p in module.parameters():
+        if p.is_meta:
+            return "its parameters are on the meta device; load them first"
+        if type(p) not in (torch.Tensor, torch.nn.Parameter):
+            return f"its parameters are {type(p).__name__}s; accelerate before they are sharded or converted"
+        if p.dtype not in (*NARROW, torch.float32):
+            return f"its parameters are {str(p.dtype).removeprefix('torch.')}"
+        if not is_here(p):
+            return f"its parameters are on {p.device}; move the model to a GPU first"
+    return ""
+
+
+def _refusal_of_attention(model: torch.nn.Module) -> str:
+    now = getattr(model.config, "_attn_implementation", None)
+    if now == modules.NAME:
+        return "computes by gemmkit already"
+    if now != "sdpa":
+        return f"its attention is {now!r}; load the model with attn_implementation='sdpa'"
+    if not hasattr(model, "set_attn_implementation"):
+        return "this version of transformers cannot change a model's attention"
+    own = next(iter(model.parameters()), None)
+    if own is None or not is_here(own):
+        return "the model is not on a GPU; move it there first"
+    return _compared_attention(model.config, own)
+
+
+#: What may take a module's place: a class, and what it is told. The first that passes the comparison is taken.
+_Ways = list[tuple[type[Replaced], tuple[str, ...]]]
+
+
+def _configurations(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """A model's configuration, named "", and those of the models within it."""
+    within = ((key, getattr(model.config, key, None)) for key in getattr(model.config, "sub_configs", ()))
+    return [("", model.config), *((key, config) for key, config in within if config is not None)]
+
+
+def _linear(module: torch.nn.Module) -> _Ways:
+    if not is_linear(module):
+        raise _Left("its class has a forward of its own")
+    return [(modules.FastLinear, ())]
+
+
+def _norm(module: torch.nn.Module) -> _Ways:
+    own: Any = type(module).forward
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
+        plain = torch.nn.LayerNorm if isinstance(module, torch.nn.LayerNorm) else torch.nn.RMSNorm
+        if own is not plain.forward:
+            raise _Left("its class has a forward of its own")
+        if len(module.normalized_shape) != 1:
+            raise _Left(f"it norms {len(module.normalized_shape)} axes at once; gemmkit norms the last one")
+        if not list(module.parameters()):
+            raise _Left("it has no parameters by which to tell its device and dtype")
+        if plain is torch.nn.LayerNorm:
+            return [(modules.FastLayerNorm, ())]
+        return [(modules.FastRMSNorm, (eps,)) for eps in ("own", "float32")]
+    for mixin, offset in ((modules.FastNamedNorm, 0.0), (modules.FastOffsetNorm, 1.0)):
+        def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], offset: float = offset) -> Any:
+            return _rms(x, module) * (p["weight"] + offset)
+
+        if _has_formula(module, {"weight": (8,)}, formula):
+            return [(mixin, ())]
+    raise _Left("its result is not that of an RMS norm with a factor of weight or 1 + weight")
+
+
+def _rms(x: torch.Tensor, module: torch.nn.Module) -> Any:
+    eps = next(value for name in modules.FastNamedNorm.names if (value := getattr(module, name, None)) is not None)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(eps))
+
+
+def _mlp(module: torch.nn.Module) -> _Ways:
+    for names in modules.MLPS:
+        gate, up, down = names
+        held = [module._modules.get(name) for name in names if name]
+        if not all(isinstance(x, torch.nn.Linear) for x in held):
+            continue
+        if not all(is_linear(x) for x in held):
+            raise _Left("a module of it has a forward of its own")
+        if any(x.bias is not None for x in held[:-1]):
+            raise _Left("its gate or up product adds a bias, which gk.torch.glu does not")
+        shapes: dict[str, tuple[int, ...]] = {f"{gate}.weight": (12 if up else 24, 8), f"{down}.weight": (8, 12)}
+        if up:
+            shapes[f"{up}.weight"] = 12, 8
+        if held[-1].bias is not None:
+            shapes[f"{down}.bias"] = (8,)
+        for activation, unit in UNITS.items():
+            def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], unit: Any = unit, gate: str = gate, up: str = up,
+                        down: str = down) -> Any:
+                w, v = (p[f"{gate}.weight"], p[f"{up}.weight"]) if up else p[f"{gate}.weight"].chunk(2)
+                return F.linear(unit.of_tensors(x @ w.mT) * (x @ v.mT), p[f"{down}.weight"], p.get(f"{down}.bias"))
+
+            if _has_formula(module, shapes, formula):
+                return [(modules.FastGatedMLP, (activation, *names))]
+    raise _Left(f"its result is not down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
+
+
+_FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"linear": _linear, "norm": _norm, "mlp": _mlp}
+
+
+@contextmanager
+def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """The module and all in it in a mode, and then in their own."""
+    before = [(m, m.training) for m in module.modules()]
+    try:
+        module.train(training)
+        yield
+    finally:
+        for m, was in before:
+            m.training = was
+
+
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+@contextmanager
+def _unobserved(module: torch.nn.Module) -> Iterator[None]:
+    """The module and all in it without hooks, which are not to see calls that compare."""
+    before = [(m, name, m.__dict__[name]) for m in module.modules() for name in _HOOKS]
+    try:
+        for m, name, hooks in before:
+            m.__dict__[name] = type(hooks)()
+        yield
+    finally:
+        for m, name, hooks in before:
+            m.__dict__[name] = hooks
+
+
+def _has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
+                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any]) -> bool:
+    """Whether a module computes a formula of its first argument and its parameters: on drawn numbers, tiny ones and large
+    ones, in training and else."""
+    drawn = torch.Generator().manual_seed(0)
+    for size in (1e-3, 1.0, 30.0):
+        given = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+        x = size * torch.randn(4, 8, generator=drawn)
+        for training in (False, True):
+            try:
+                with torch.no_grad(), _mode(module, training), _unobserved(module), torch.autocast("cpu", enabled=False):
+                    found = torch.func.functional_call(module, given, (x,))
+            except Exception:
+                return False
+            wanted = formula(x.double(), {name: p.double() for name, p in given.items()})
+            if not isinstance(found, torch.Tensor) or found.shape != wanted.shape:
+                return False
+            if not (found - wanted).abs().max() <= 2e-5 * wanted.abs().max():
+                return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
+# Comparisons.
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Products of float32 are of float32, not of TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _recorded(module: torch.nn.Module, is_training: bool) -> dict[str, Any]:
+    """The parameters by whose gradients a module is compared, by their names."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad and is_training}
+
+
+def _evaluated(module: torch.nn.Module, x: torch.Tensor, is_training: bool) -> list[Any]:
+    """A module's result; of one that is trained the gradients of x and of the parameters that require one, too."""
+    forward, wanted = module.forward, list(_recorded(module, is_training).values())
+    if not wanted:
+        with torch.no_grad():
+            return [forward(x)]
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = forward(x)
+        drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.device, y.dtype)
+        return [y.detach(), *torch.autograd.grad(y, [x, *wanted], drawn)]
+
+
+def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor) -> str:
+    """Why a module may not have the class that it has now: a result or a gradient of x is further from the exact one than
+    its own class computes them. "" where none is."""
+    narrow, is_training = x.dtype in NARROW, module.training
+    around = nullcontext if narrow else lambda: torch.autocast(x.device.type, dtype=torch.bfloat16)
+    with _mode(module, False), _unobserved(module), torch.random.fork_rng(devices=[]):
+        with around():
+            found = _evaluated(module, x, is_training)
+        module.__class__ = before
+        try:
+            with around():
+                theirs = _evaluated(module, x, is_training)
+            wide = copy.deepcopy(module).float()
+            with _exactly(), torch.autocast(x.device.type, enabled=False):
+                exact = _evaluated(wide, x.float(), is_training)
+        finally:
+            module.__class__ = now
+    names = ["its result", "the gradient of x", *(f"the gradient of {name}" for name in _recorded(module, is_training))]
+    for name, one, other, wanted in zip(names, found, theirs, exact):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return f"{name} would be {_short(one)} and is {_short(other)}"
+        unit = torch.finfo(one.dtype if narrow else torch.bfloat16).eps
+        one, other, wanted = (t.float() for t in (one, other, wanted))
+        here = wanted.isfinite() & other.isfinite()
+        if not torch.equal(here, here & one.isfinite()):
+            return f"{name} would have elements that are not finite"
+        size = torch.where(here, wanted, 0).abs()
+        size = size.amax(-1, keepdim=True) if one.shape[:-1] == x.shape[:-1] else size.max()         # of each row
+        off, own = (float((torch.where(here, t - wanted, 0).abs() / size.clamp_min(1e-30)).max()) for t in (one, other))
+        if not off <= 2 * own + unit:
+            return f"{name} would be off by {off:.2g} of its largest, and its own class is by {own:.2g}"
+    return ""
+
+
+def _short(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+def _compared_attention(config: Any, like: torch.Tensor) -> str:
+    """Why attention of a configuration's heads may not be gemmkit's; "" where it may."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None)
+    width = getattr(text, "hidden_size", None)
+    size = getattr(text, "head_dim", None) or (width // heads if width and heads else None)
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return "its configuration does not name its heads"
+    if size % 8 or size > 256:
+        return f"its heads have {size} columns; gk.attention takes multiples of 8 up to 256"
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    drawn = torch.Generator().manual_seed(2)
+    dtype = like.dtype if like.dtype in NARROW else torch.bfloat16
+    for queries, causal in ((5, True), (5, False), (1, False)):
+        q, k, v = (torch.randn(1, h, n, size, generator=drawn).to(like.device, dtype)
+                   for h, n in ((heads, queries), (shared, 5), (shared, 5)))
+        with torch.no_grad():
+            found = modules.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+            wide = [x.float().repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v)]
+            with _exactly():
+                exact = F.scaled_dot_product_attention(*wide, is_causal=causal)
+        off = float((found.float() - exact).abs().max())
+        if not off <= 2 * torch.finfo(dtype).eps * float(exact.abs().max()):
+            return f"its result would be off by {off:.2g}"
+    return ""
+
+
+def _results(model: torch.nn.Module, sample: object) -> list[Any]:
+    """The tensors of real numbers that a model returns for a sample, without dropout."""
+    args, keywords = ((), dict(sample)) if isinstance(sample, Mapping) else (
+        (tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)), {})
+    with torch.no_grad(), _mode(model, False), torch.random.fork_rng(devices=[]):
+        found = model(*args, **keywords)
+    return [x.detach().clone() for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.is_floating_point()]

@@ -1,0 +1,321 @@
+"""Modules of PyTorch and transformers that compute by gemmkit: what `gemmkit.torch.accelerate` puts in a module's place.
+
+A module keeps its parameters, hooks and names, and gets another class, made of one of these and its own (`made`): it is an
+instance of both. Each of these knows what it takes (dtypes, devices, plain tensors). Whatever else it is given, a module
+computes by its own class, so that a model is right everywhere and fast where it can be.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, SupportsIndex
+
+import torch
+from torch.nn import functional as F
+
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.masks import Causal
+from gemmkit.torch.attention import attention
+from gemmkit.torch.layers import Linear
+from gemmkit.torch.rows import glu, layernorm, rmsnorm
+
+NARROW = torch.float16, torch.bfloat16
+_DATA = torch.Tensor, torch.nn.Parameter
+
+
+def _emulated() -> bool:
+    return current_mode() is not None
+
+
+_is_emulated = torch.compiler.assume_constant_result(_emulated)
+
+
+def is_here(x: torch.Tensor) -> bool:
+    """Whether gemmkit computes tensors of x's device: a GPU's, and the CPU's in the emulator."""
+    return bool(x.is_cuda or (x.is_cpu and _is_emulated()))
+
+
+def _casts(x: torch.Tensor) -> bool:
+    return bool(torch.is_autocast_enabled(x.device.type))
+
+
+def takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, alike or cast by ``torch.autocast``.
+
+    Products of float32 stay PyTorch's, whose setting says whether they may use TF32. Sharded parameters (``DTensor``) and
+    other subclasses of tensors multiply in their own way.
+    """
+    if not isinstance(x, torch.Tensor) or not is_here(x) or not x.dim() or not x.numel():
+        return False
+    if _casts(x):
+        if x.dtype not in (*NARROW, torch.float32) or torch.get_autocast_dtype(x.device.type) not in NARROW:
+            return False
+        return all(p is None or (type(p) in _DATA and p.dtype in (*NARROW, torch.float32) and p.device == x.device)
+                   for p in parameters)
+    return x.dtype in NARROW and all(p is None or (type(p) in _DATA and p.dtype == x.dtype and p.device == x.device)
+                                     for p in parameters)
+
+
+def _is_row(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """Whether x has rows that a norm of gemmkit's takes. A compiler fuses norms with what is around them, and is let."""
+    if not isinstance(x, torch.Tensor) or torch.compiler.is_compiling() or not is_here(x) or not x.numel():
+        return False
+    return x.dtype in (*NARROW, torch.float32) and (
+        weight is None or (type(weight) in _DATA and weight.device == x.device))
+
+
+# --------------------------------------------------------------------------------------------------
+# Classes of modules.
+
+class Replaced:
+    """A module that computes by gemmkit. Its class is `made`; the module's own comes behind this one."""
+
+    what = ""
+    _gemmkit_base: Any
+
+    def begin(self, *said: str) -> None:
+        """Take what the class needs beside the module's own attributes."""
+
+    def end(self) -> None:
+        """Give it back."""
+
+    def _get_name(self) -> str:
+        return f"gemmkit.{type(self).__name__}"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """By the two classes: the class made of them is found or made again where the module is loaded."""
+        if "_gemmkit_base" not in type(self).__dict__:            # another class is around it
+            return super().__reduce_ex__(protocol)
+        state = getattr(self, "__getstate__", lambda: self.__dict__)()
+        return blank, type(self).__bases__, state
+
+
+_classes: dict[tuple[type, type], Any] = {}
+
+
+def made(mixin: type[Replaced], base: type) -> Any:
+    """The class of a module of ``base`` that computes as ``mixin`` says."""
+    key = mixin, base
+    if key not in _classes:
+        more = {"__module__": base.__module__, "__doc__": base.__doc__, "_gemmkit_base": base}
+        _classes[key] = type(base.__name__, (mixin, base), more)
+    return _classes[key]
+
+
+def blank(mixin: type[Replaced], base: type) -> Any:
+    """A module of `made` without anything in it, for pickles and copies."""
+    if "transformers" in sys.modules:
+        register_attention()                           # the configuration of a model that is loaded may name it
+    kind = made(mixin, base)
+    return kind.__new__(kind)
+
+
+def is_observed(module: torch.nn.Module) -> bool:
+    """Whether something watches a module's calls, or takes them over: then its parent has to call it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+                or "forward" in module.__dict__)
+
+
+class FastLinear(Replaced, Linear):
+    """A ``torch.nn.Linear`` as `gemmkit.torch.Linear`."""
+
+    what = "gk.torch.Linear"
+
+    def begin(self, *said: str) -> None:
+        self.activation = None
+        self._find_operators()
+
+    def end(self) -> None:
+        for name in ("activation", "_multiply", "_before_activation"):
+            self.__dict__.pop(name, None)
+
+    def forward(self, input: torch.Tensor) -> Any:
+        own = self._parameters
+        weight, bias = own.get("weight", None), own.get("bias", None)
+        weight = self.weight if weight is None else weight
+        bias = self.bias if bias is None else bias
+        found = self._again(input, weight, bias) if isinstance(input, torch.Tensor) else None
+        if found is not None:
+            return found
+        if takes(input, weight, bias) and input.shape[-1] == weight.shape[1]:
+            return Linear.forward(self, input)
+        return torch.nn.Linear.forward(self, input)
+
+    def extra_repr(self) -> str:
+        return str(torch.nn.Linear.extra_repr(self))
+
+
+class FastLayerNorm(Replaced, torch.nn.LayerNorm):
+    what = "gk.torch.layernorm"
+
+    def forward(self, input: torch.Tensor) -> Any:
+        weight, bias = self.weight, self.bias
+        if _is_row(input, weight) and input.shape[-1] == self.normalized_shape[0] and all(
+                p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and _casts(input))
+                for p in (weight, bias)):
+            return layernorm(input, weight, bias, eps=self.eps)
+        return torch.nn.LayerNorm.forward(self, input)
+
+
+class FastRMSNorm(Replaced, torch.nn.RMSNorm):
+    """An RMS norm; where its eps is None, it is the dtype's or float32's, as the version of PyTorch has it."""
+
+    what = "gk.torch.rmsnorm"
+
+    def begin(self, *said: str) -> None:
+        (self._gemmkit_eps,) = said                    # of 16 bits without an eps: "own" or "float32"
+
+    def end(self) -> None:
+        del self._gemmkit_eps
+
+    def forward(self, x: torch.Tensor) -> Any:
+        weight, eps = self.weight, self.eps
+        widened = isinstance(x, torch.Tensor) and x.is_cuda and _casts(x)
+        if _is_row(x, weight) and x.shape[-1] == self.normalized_shape[0] and (
+                weight is None or weight.dtype == x.dtype or widened):
+            if eps is None:
+                eps = torch.finfo(torch.float32 if widened or self._gemmkit_eps == "float32" else x.dtype).eps
+            return rmsnorm(x, weight, eps=eps)
+        return torch.nn.RMSNorm.forward(self, x)
+
+
+class FastNamedNorm(Replaced):
+    """An RMS norm of another library: a weight, and an eps under one of these names."""
+
+    what = "gk.torch.rmsnorm"
+    names = "variance_epsilon", "eps", "epsilon"
+    weight: torch.Tensor
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        eps = next(value for value in (getattr(self, name, None) for name in self.names) if value is not None)
+        return rmsnorm(x, weight, eps=float(eps), dtype=x.dtype)
+
+    def forward(self, *args: object, **keywords: object) -> Any:
+        x: Any = args[0] if len(args) == 1 else None
+        weight = self.weight
+        if keywords or not _is_row(x, weight) or x.dtype != weight.dtype or x.shape[-1] != weight.shape[0]:
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        return self.normed(x, weight)
+
+
+class FastOffsetNorm(FastNamedNorm):
+    """The same with a factor of 1 + weight, as Gemma has it."""
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return super().normed(x, 1.0 + weight.float())
+
+
+class FastGatedMLP(Replaced):
+    """``down(activation(gate(x)) * up(x))`` of these names."""
+
+    what = "gk.torch.glu"
+
+    def begin(self, *said: str) -> None:
+        self._gemmkit_glu = said                       # the activation; gate, up and down as in `MLPS`
+
+    def end(self) -> None:
+        del self._gemmkit_glu
+
+    def forward(self, *args: object, **keywords: object) -> Any:
+        activation, of_gate, of_up, down = self._gemmkit_glu
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        gate, up = own[of_gate], own[of_up or of_gate]
+        if len(args) != 1 or keywords or is_observed(gate) or is_observed(up) or not (is_linear(gate) and is_linear(up)) or (
+                gate.bias is not None or up.bias is not None or not takes(args[0], gate.weight, up.weight)):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        w, v = (gate.weight, up.weight) if of_up else gate.weight.chunk(2)
+        return own[down](glu(args[0], w.mT, v.mT, activation))
+
+
+#: Names of the modules of gated MLPs: gate, up, down; where up is empty, gate holds the rows of both.
+MLPS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "", "down_proj"))
+
+
+def is_linear(module: object) -> bool:
+    """Whether a module multiplies as ``torch.nn.Linear`` does: no subclass with a ``forward`` of its own."""
+    return isinstance(module, torch.nn.Linear) and type(module).forward in (torch.nn.Linear.forward, FastLinear.forward)
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention.
+
+def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+                                 scale: float | None = None, enable_gqa: bool = False) -> Any:
+    """``torch.nn.functional.scaled_dot_product_attention``, by `gemmkit.torch.attention` for what that takes.
+
+    gemmkit computes (batch, heads, rows, head size) of float16 and bfloat16 without a mask tensor and without dropout, of
+    head sizes that are multiples of 8 up to 256; a causal mask needs as many queries as keys. PyTorch computes the rest.
+    Arguments, results and errors are PyTorch's.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> q = k = v = torch.ones(1, 2, 3, 64).half()
+    >>> with gk.emulate():
+    ...     gk.torch.scaled_dot_product_attention(q, k, v, is_causal=True).shape
+    torch.Size([1, 2, 3, 64])
+    """
+    if attn_mask is None and not dropout_p and _attends(query, key, value, is_causal, enable_gqa):
+        return _bnhd(query, key, value, is_causal, scale).transpose(1, 2)
+    more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+
+
+def _attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, shares_heads: bool) -> bool:
+    if not takes(q, k, v) or not q.dim() == k.dim() == v.dim() == 4 or not (k.numel() and v.numel()):
+        return False
+    (batch, heads, queries, size), (b, shared, keys, of_k), of_v = q.shape, k.shape, v.shape
+    if batch != b or of_v[:3] != (b, shared, keys) or size != of_k or size % 8 or of_v[3] % 8 or size > 256 or of_v[3] > 256:
+        return False
+    if heads % shared or (heads != shared and not shares_heads) or (is_causal and queries != keys):
+        return False
+    return _is_loaded(q) and _is_loaded(k) and _is_loaded(v)
+
+
+def _is_loaded(x: torch.Tensor) -> bool:
+    """Whether a kernel takes its strides: contiguous heads, rows that begin at multiples of 16 bytes."""
+    batch, heads, rows, columns = x.stride()
+    return columns == 1 and not (batch % 8 or heads % 8 or rows % 8 or x.storage_offset() % 8)
+
+
+def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
+    """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
+    mask = _CAUSAL if is_causal else None
+    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask=mask, scale=scale, layout="bnhd")
+
+
+_CAUSAL = Causal()
+
+#: The name of gemmkit's attention among those of transformers.
+NAME = "gemmkit"
+
+
+def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                              attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+                              is_causal: bool | None = None, **keywords: Any) -> tuple[Any, None]:
+    """What transformers calls: (batch, heads, rows, head size) to (batch, rows, heads, head size). It computes what
+    transformers' "sdpa" computes, and leaves masks, dropout and biases to that."""
+    queries = query.shape[2]
+    causal = queries > 1 and attention_mask is None and (
+        getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if attention_mask is None and not dropout and all(keywords.get(name) is None for name in ("position_bias", "softcap")):
+        cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
+        k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
+        if _attends(query, k, v, bool(causal), True):
+            return _bnhd(query, k, v, bool(causal), scaling), None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    found: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,
+                                                     scaling=scaling, is_causal=is_causal, **keywords)
+    return found
+
+
+def register_attention() -> None:
+    """Make gemmkit's attention known to transformers, with the masks of "sdpa": None where a mask is plainly causal.
+
+    Raises ImportError for a transformers that has no interface of attention functions (before 4.53).
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_of_transformers)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,528 @@
+"""`gemmkit.torch.accelerate`: what is replaced computes as before and keeps all else; what would differ is left, with a reason."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import gemmkit as gk
+
+torch: Any = pytest.importorskip("torch")
+
+from gemmkit.torch import accelerate, modules, scaled_dot_product_attention  # noqa: E402
+from tests.support.checks import functions_run  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "cuda":
+        yield "cuda"
+    else:
+        with gk.emulate():
+            yield "cpu"
+
+
+on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
+
+
+class LlamaRMSNorm(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, width: int, eps: float = 1e-6, offset: float = 0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width) - offset)
+        self.variance_epsilon, self.offset = eps, offset
+
+    def forward(self, hidden_states: Any) -> Any:
+        wide = hidden_states.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        if self.offset:                                            # Gemma's
+            return (wide * (self.offset + self.weight.float())).type_as(hidden_states)
+        return self.weight * wide.to(hidden_states.dtype)
+
+
+class OtherRMSNorm(LlamaRMSNorm):
+    """With an eps outside of the root: no RMS norm of gemmkit's."""
+
+    def forward(self, hidden_states: Any) -> Any:
+        return self.weight * hidden_states / (hidden_states.pow(2).mean(-1, keepdim=True).sqrt() + 1e-2)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int, act: Any, names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
+                 biased: bool = False):
+        super().__init__()
+        gate, up, down = names
+        setattr(self, gate, nn.Linear(width, inner if up else 2 * inner, bias=biased))
+        if up:
+            setattr(self, up, nn.Linear(width, inner, bias=biased))
+        setattr(self, down, nn.Linear(inner, width))
+        self.names, self.act = names, act
+
+    def forward(self, hidden_states: Any) -> Any:
+        gate, up, down = self.names
+        if up:
+            g, u = getattr(self, gate)(hidden_states), getattr(self, up)(hidden_states)
+        else:
+            g, u = getattr(self, gate)(hidden_states).chunk(2, dim=-1)
+        return getattr(self, down)(self.act(g) * u)
+
+
+class Block(nn.Module):
+    """A layer with one of each."""
+
+    def __init__(self, width: int = 16):
+        super().__init__()
+        self.words = nn.Embedding(11, width)
+        self.first, self.second, self.third = nn.LayerNorm(width), LlamaRMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width, bias=False)
+        self.mlp = MLP(width, 24, nn.SiLU())
+
+    def forward(self, ids: Any) -> Any:
+        x = self.words(ids)
+        q, k, v = self.qkv(self.first(x)).chunk(3, -1)
+        x = x + self.out(q * k.sigmoid() + v)
+        return self.third(x + self.mlp(self.second(x)))
+
+
+def block(device: str = "cpu", dtype: Any = BF16) -> Any:
+    torch.manual_seed(0)
+    return Block().to(device, dtype)
+
+
+def ids(device: str = "cpu", count: int = 5) -> Any:
+    return torch.arange(2 * count, device=device).view(2, count) % 11
+
+
+def fates(report: Any) -> dict[str, str]:
+    return {x.name: x.by or x.why for x in report.entries}
+
+
+def weighed(y: Any) -> Any:
+    """A loss that no norm makes a constant."""
+    return (y.float().flatten() * torch.linspace(-1, 1, y.numel(), device=y.device)).sum()
+
+
+def gradients(model: Any, *args: Any) -> list[Any]:
+    """The result and the gradients of all parameters."""
+    model.zero_grad()
+    y = model(*args)
+    weighed(y).backward()
+    return [y.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def near(found: list[Any], wanted: list[Any], most: float) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert (one.detach().float() - other.float()).norm().item() <= most * other.detach().float().norm().item()
+
+
+# -- a model --------------------------------------------------------------------------------------------------------------
+
+@on_devices
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(F16, marks=pytest.mark.gpu)])
+def test_a_model_computes_as_before(dtype: Any, device: str) -> None:
+    """Results and gradients, with a sample and without; names, classes, hooks and an optimiser stay; all is undone."""
+    model, seen = block(device, dtype), []
+    names, classes = list(model.state_dict()), [type(m) for m in model.modules()]
+    parameters = list(model.parameters())
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.qkv.register_forward_hook(lambda *_: seen.append("called"))
+    wanted = gradients(model, ids(device))
+    seen.clear()
+    report = accelerate(model, ids(device))
+    assert len(seen) == 2, "of the sample alone: comparisons are not seen"
+    assert fates(report) == {
+        "words": "gemmkit has no replacement for it", "first": "gk.torch.layernorm", "second": "gk.torch.rmsnorm",
+        "third": "gk.torch.rmsnorm", "qkv": "gk.torch.Linear", "out": "gk.torch.Linear", "mlp": "gk.torch.glu",
+        **{f"mlp.{name}_proj": "gk.torch.Linear" for name in ("gate", "up", "down")}}
+    assert list(model.state_dict()) == names and all(a is b for a, b in zip(model.parameters(), parameters))
+    assert isinstance(model.qkv, nn.Linear) and isinstance(model.mlp, MLP) and isinstance(model.second, LlamaRMSNorm)
+    assert report.difference is not None and report.difference < 8 * torch.finfo(dtype).eps
+    near(gradients(model, ids(device)), wanted, 0.03)
+    assert model.training
+    optimiser.step()
+    with torch.inference_mode():
+        after = model(ids(device))
+    report.undo()
+    report.undo()
+    assert [type(m) for m in model.modules()] == classes and not report.replaced
+    assert all("gemmkit" not in name and name != "_multiply" for m in model.modules() for name in m.__dict__)
+    with torch.no_grad():
+        near([after], [model(ids(device))], 0.03)
+
+
+@on_devices
+def test_gemmkit_computes_it(device: str) -> None:
+    model = block(device)
+    accelerate(model)
+    with torch.no_grad():
+        run = set(functions_run(lambda: model(ids(device))))
+    assert {"rmsnorm", "layernorm", "glu"} <= run and ("matmul" in run or "again" in run)
+
+
+@on_devices
+def test_saved_copied_and_loaded(device: str) -> None:
+    model, held = block(device), io.BytesIO()
+    accelerate(model)
+    with torch.no_grad():
+        wanted = model(ids(device))
+        torch.save(model, held)
+        held.seek(0)
+        for other in (torch.load(held, weights_only=False), copy.deepcopy(model)):
+            assert isinstance(other.mlp, modules.FastGatedMLP) and isinstance(other.mlp, MLP)
+            assert torch.equal(other(ids(device)), wanted)
+        plain = block(device)
+        plain.load_state_dict(model.state_dict())
+        near([plain(ids(device))], [wanted], 0.03)
+
+
+@on_devices
+def test_compiled_and_checkpointed(device: str) -> None:
+    """`torch.compile` breaks no graph; gradient checkpointing computes the same."""
+    model = block(device)
+    accelerate(model)
+    wanted = gradients(model, ids(device))
+    found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), ids(device))
+    near(found, wanted, 0.03)
+    again = gradients(model, ids(device))
+    model.zero_grad()
+    y = torch.utils.checkpoint.checkpoint(model, ids(device), use_reentrant=False)
+    weighed(y).backward()
+    near([y.detach(), *(p.grad for p in model.parameters())], again, 1e-5)
+
+
+@on_devices
+def test_autocast(device: str) -> None:
+    """Of float32: layers compute by gemmkit under autocast alone, results have the dtypes that they had."""
+    model = block(device, F32)
+    plain = copy.deepcopy(model)
+    report = accelerate(model)
+    assert {x.why for x in report.replaced if x.by == "gk.torch.Linear"} == {"under autocast"}
+    with torch.no_grad():
+        assert torch.equal(model.qkv(torch.ones(2, 16, device=device)), plain.qkv(torch.ones(2, 16, device=device)))
+    found = []
+    for one in (model, plain):
+        with torch.autocast(device, dtype=BF16):
+            found.append(gradients(one, ids(device)))
+    near(*found, 0.03)
+
+
+@on_devices
+def test_products_of_other_dtypes_are_pytorchs(device: str) -> None:
+    model = nn.Linear(16, 8).to(device, BF16)
+    accelerate(model)
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(torch.ones(2, 16, device=device))
+    model.float()
+    assert model(torch.ones(2, 16, device=device)).dtype == F32
+    model.double()
+    assert model(torch.ones(2, 16, device=device, dtype=torch.float64)).dtype == torch.float64
+    model.bfloat16()
+    assert model(input=torch.ones(0, 16, device=device, dtype=BF16)).shape == (0, 8)
+
+
+# -- what is left, and why --------------------------------------------------------------------------------------------------
+
+class OwnLinear(nn.Linear):
+    def forward(self, input: Any) -> Any:
+        return super().forward(input) * 2
+
+
+def with_forward(module: Any) -> Any:
+    module.forward = type(module).forward.__get__(module)
+    return module
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: OwnLinear(16, 8), "its class has a forward of its own"),
+    (lambda: nn.LayerNorm((2, 8)), "it norms 2 axes at once"),
+    (lambda: nn.LayerNorm(8, elementwise_affine=False), "it has no parameters"),
+    (lambda: OtherRMSNorm(16), "its result is not that of an RMS norm"),
+    (lambda: MLP(16, 24, nn.Mish()), r"its result is not down\(f\(gate\(x\)\) \* up\(x\)\) with f one of silu"),
+    (lambda: MLP(16, 24, nn.SiLU(), biased=True), "its gate or up product adds a bias"),
+    (lambda: with_forward(nn.Linear(16, 8)), "its forward was replaced on the object"),
+    (lambda: nn.Linear(16, 8, device="meta"), "meta device"),
+    (lambda: nn.Linear(16, 8).double(), "its parameters are float64"),
+    (lambda: nn.Conv1d(4, 4, 1), "gemmkit has no replacement for it"),
+    (lambda: nn.MultiheadAttention(16, 2), "gemmkit has no replacement for it"),
+])
+def test_what_is_left(make: Callable[[], Any], why: str, in_the_emulator: None) -> None:
+    module = make()
+    module = module if any(p.is_meta or p.dtype == torch.float64 for p in module.parameters()) else module.bfloat16()
+    kind = type(module)
+    report = accelerate(module)
+    assert type(module) is kind
+    (entry,) = [x for x in report.entries if not x.name]
+    assert not entry.by
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(entry.why)
+
+
+def test_without_a_gpu_nothing_is_replaced() -> None:
+    report = accelerate(block())
+    assert not report.replaced and "its parameters are on cpu; move the model to a GPU first" in str(report)
+
+
+def test_a_layer_that_differs_is_left(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that were wrong: by the result, and by the gradient alone."""
+    right = modules.Linear.forward
+    for wrong, words in ((lambda self, x: right(self, x) * 1.05, "its result would be off by"),
+                         (lambda self, x: right(self, x) + (right(self, x) - right(self, x).detach()), "the gradient of x would be off")):
+        monkeypatch.setattr(modules.Linear, "forward", wrong)
+        model = block()
+        report = accelerate(model)
+        assert words in fates(report)["out"] and type(model.out) is nn.Linear and fates(report)["first"] == "gk.torch.layernorm"
+
+
+def test_a_sample_that_differs_undoes_all(in_the_emulator: None) -> None:
+    model = block()
+    report = accelerate(model, (ids(),), tolerance=1e-9)
+    assert not report.replaced and "tolerance=" in fates(report)["qkv"] and type(model.qkv) is nn.Linear
+    assert report.difference > 1e-9 and "differ by" in str(report)
+    assert fates(report)["words"] == "gemmkit has no replacement for it"
+
+
+def test_a_sample_that_fails_changes_nothing(in_the_emulator: None) -> None:
+    model = block()
+    with pytest.raises(TypeError):
+        accelerate(model, {"nothing": ids()})
+    assert not any(isinstance(m, modules.Replaced) for m in model.modules())
+
+
+def test_parts(in_the_emulator: None) -> None:
+    model = block()
+    report = accelerate(model, parts=("norm",))
+    assert {x.by for x in report.replaced} == {"gk.torch.layernorm", "gk.torch.rmsnorm"}
+    second = accelerate(model)
+    assert fates(second)["first"] == "computes by gemmkit already" and fates(second)["qkv"] == "gk.torch.Linear"
+    second.undo()
+    assert isinstance(model.first, modules.FastLayerNorm) and type(model.qkv) is nn.Linear
+
+
+def test_undo_after_another_class(in_the_emulator: None) -> None:
+    """As `fully_shard` gives it: nothing is undone by halves."""
+    model = block()
+    report = accelerate(model)
+    now = type(model.qkv)
+    model.qkv.__class__ = type("FSDPLinear", (now,), {})
+    with pytest.raises(RuntimeError, match="1 modules have another class than accelerate gave them"):
+        report.undo()
+    assert isinstance(model.out, modules.FastLinear)
+    model.qkv.__class__ = now
+    report.undo()
+    assert type(model.out) is nn.Linear
+
+
+@pytest.fixture
+def mesh(device: str) -> Iterator[Any]:
+    """Of one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    torch.distributed.init_process_group("gloo" if device == "cpu" else "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh(device, (1,))
+    torch.distributed.destroy_process_group()
+
+
+@on_devices
+def test_sharded_parameters(device: str, mesh: Any) -> None:
+    """A replaced model is sharded by `fully_shard`, and computes as before; one that is sharded is left."""
+    from torch.distributed.fsdp import fully_shard
+    model, other = block(device), block(device)
+    report = accelerate(model)
+    wanted = gradients(model, ids(device))
+    for one in (model, other):                         # what the emulator reads of the CPU's memory cannot be freed
+        for part in (one.mlp, one.qkv, one):
+            fully_shard(part, mesh=mesh, reshard_after_forward=device == "cuda")
+    with torch.no_grad():
+        assert {"rmsnorm", "layernorm", "glu"} <= set(functions_run(lambda: model(ids(device))))
+        near([model(ids(device))], wanted[:1], 0.02)
+    if device == "cuda":
+        model.zero_grad()
+        weighed(model(ids(device))).backward()
+        near([p.grad.full_tensor() for p in model.parameters()], wanted[1:], 0.02)
+    with pytest.raises(RuntimeError, match="2 modules have another class"):
+        report.undo()
+    assert not (left := accelerate(other)).replaced and "accelerate before they are sharded" in str(left)
+
+
+def test_what_its_parent_reads_is_left(in_the_emulator: None) -> None:
+    report = accelerate(nn.MultiheadAttention(16, 2).bfloat16())
+    assert fates(report)["out_proj"] == "MultiheadAttention reads its weights itself" and not report.replaced
+
+
+@on_devices
+def test_an_eps_of_none_is_that_of_the_version(device: str) -> None:
+    """Of small rows it decides, with a sample whose rows are large, too."""
+    model = nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 16)).to(device, BF16)
+    x = torch.logspace(-4, 0, 5, device=device).bfloat16()[:, None] * torch.ones(16, device=device, dtype=BF16)
+    with torch.no_grad():
+        wanted = model[0](x)
+        assert "0" in {y.name for y in accelerate(model, 10 * x[4:]).replaced}
+        assert ((model[0](x).float() - wanted.float()).abs() <= 0.01 * wanted.float().abs()).all()
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [
+    (lambda: accelerate(3), TypeError, "model is a int"),
+    (lambda: accelerate(nn.Identity(), parts="linear"), ValueError, "parts='linear'"),
+    (lambda: accelerate(nn.Identity(), parts=("conv",)), ValueError, "a tuple of 'attention'"),
+    (lambda: accelerate(nn.Identity(), tolerance=0), ValueError, "a positive number"),
+])
+def test_refused(call: Callable[[], Any], error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+# -- MLPs and norms of other libraries ------------------------------------------------------------------------------------
+
+@pytest.mark.sample(2)
+@on_devices
+@pytest.mark.parametrize(("names", "act"), [
+    (modules.MLPS[0], nn.GELU(approximate="tanh")), (modules.MLPS[1], nn.SiLU()), (modules.MLPS[2], nn.GELU()),
+    (modules.MLPS[0], nn.ReLU()), (modules.MLPS[2], nn.Sigmoid())])
+def test_mlps(names: Any, act: Any, device: str) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(MLP(16, 24, act, names)).to(device, BF16)
+    x = torch.randn(3, 16, device=device).bfloat16()
+    wanted = gradients(model, x)
+    assert fates(accelerate(model))["0"] == "gk.torch.glu"
+    near(gradients(model, x), wanted, 0.03)
+
+
+def test_what_a_module_of_an_mlp_becomes_later(in_the_emulator: None) -> None:
+    """An adapter in the gate's place, or a hook on it: the MLP calls it."""
+    model = MLP(16, 24, nn.SiLU()).bfloat16()
+    accelerate(model)
+    x, seen = torch.randn(3, 16).bfloat16(), []
+    handle = model.gate_proj.register_forward_hook(lambda *_: seen.append(1))
+    model(x)
+    assert seen == [1]
+    handle.remove()
+    before = model(x)
+    model.gate_proj = nn.Sequential(model.gate_proj, nn.Hardtanh(-1e-3, 1e-3))
+    assert not torch.allclose(model(x), before, atol=1e-3)
+
+
+@on_devices
+def test_norms_with_an_offset(device: str) -> None:
+    model = LlamaRMSNorm(16, offset=1.0).to(device, BF16)
+    x = torch.randn(3, 16, device=device).bfloat16()
+    wanted = gradients(model, x)
+    accelerate(model)
+    assert isinstance(model, modules.FastOffsetNorm)
+    near(gradients(model, x), wanted, 0.02)
+
+
+# -- attention ------------------------------------------------------------------------------------------------------------
+
+@on_devices
+@pytest.mark.parametrize("causal", [False, True])
+def test_scaled_dot_product_attention(causal: bool, device: str) -> None:
+    """By gemmkit where it can; whatever it cannot take is PyTorch's, with PyTorch's meaning of causal."""
+    q = torch.randn(2, 4, 6, 16, device=device).half().requires_grad_()
+    k, v = (torch.randn(2, 2, 6, 16, device=device).half().requires_grad_() for _ in range(2))
+    found = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, scale=0.3)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*exact, is_causal=causal, enable_gqa=True, scale=0.3)
+    near([found.double()], [wanted], 3e-3)
+    grad = torch.randn_like(found)
+    near([x.double() for x in torch.autograd.grad(found, (q, k, v), grad)], list(torch.autograd.grad(wanted, exact, grad.double())), 5e-3)
+    k, v = k.detach().repeat_interleave(2, 1), v.detach().repeat_interleave(2, 1)
+    q = q.detach()
+    mask = torch.ones(6, 6, dtype=torch.bool, device=device).tril()
+    for of_q, of_k, of_v, more in ((q[:, :, :3], k, v, dict(is_causal=True)), (q, k, v, dict(attn_mask=mask)), (q[0], k[0], v[0], {}),
+                                   (q[..., :12], k[..., :12], v, {}), (q.float(), k.float(), v.float(), dict(is_causal=causal))):
+        near([scaled_dot_product_attention(of_q, of_k, of_v, **more).double()],
+             [F.scaled_dot_product_attention(of_q.double(), of_k.double(), of_v.double(), **more)], 3e-3)
+
+
+class Interface:
+    """What transformers says of a module."""
+
+    is_causal = True
+    num_key_value_groups = 2
+
+
+@on_devices
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (1, 6), (4, 9)])
+def test_attention_of_transformers(queries: int, keys: int, device: str) -> None:
+    """A prompt, a token, and a prompt in front of an empty static cache: (batch, rows, heads, size), contiguous."""
+    q = torch.randn(2, queries, 4, 16, device=device).half().transpose(1, 2)
+    k, v = (torch.randn(2, 2, keys, 16, device=device).half() for _ in range(2))
+    found, weights = modules.attention_of_transformers(Interface, q, k, v, None, scaling=0.25)
+    end = min(queries, keys) if queries > 1 else keys
+    wide = [x.double().repeat_interleave(4 // x.shape[1], 1) for x in (q, k[:, :, :end], v[:, :, :end])]
+    near([found.double()], [F.scaled_dot_product_attention(*wide, is_causal=queries > 1, scale=0.25).transpose(1, 2)], 3e-3)
+    assert weights is None and found.is_contiguous()
+
+
+# -- transformers ---------------------------------------------------------------------------------------------------------
+
+@on_devices
+def test_a_llama(device: str) -> None:
+    """All of it, with padding, in training, with a cache, compiled; and undone."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    conf = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                                    num_key_value_heads=2, vocab_size=40, head_dim=8)
+    model = transformers.LlamaForCausalLM(conf).to(device, BF16).eval()
+    words = torch.arange(14, device=device).view(2, 7)
+    mask = torch.ones_like(words)
+    mask[0, :3] = 0
+    calls: list[Callable[[], Any]] = [
+        lambda: model(words).logits, lambda: model(words, attention_mask=mask).logits[mask.bool()],
+        lambda: model(words[:, 6:], past_key_values=model(words[:, :6], use_cache=True).past_key_values).logits]
+    with torch.no_grad():
+        wanted = [call() for call in calls]
+    of_training = gradients(_Loss(model), words)
+    report = accelerate(model, {"input_ids": words})
+    assert {x.by for x in report.replaced} == {"gk.torch.attention", "gk.torch.Linear", "gk.torch.glu", "gk.torch.rmsnorm"}
+    assert [x.kind for x in report.left] == ["Embedding"]
+    with torch.no_grad():
+        near([call() for call in calls], wanted, 0.03)
+        assert model.generate(words[:1], max_new_tokens=2, do_sample=False).shape == (1, 9)
+    near(gradients(_Loss(model), words), of_training, 0.05)
+    report.undo()
+    assert model.config._attn_implementation == "sdpa"
+    eager = transformers.LlamaForCausalLM._from_config(conf, attn_implementation="eager").to(device, BF16)
+    assert "load the model with attn_implementation='sdpa'" in str(accelerate(eager))
+
+
+@pytest.mark.thorough
+@on_devices
+@pytest.mark.parametrize(("family", "more", "parts"), [
+    ("Gemma", {}, {"attention", "Linear", "glu", "rmsnorm"}), ("Phi3", dict(pad_token_id=0), {"attention", "Linear", "glu", "rmsnorm"}),
+    ("Qwen3", {}, {"attention", "Linear", "glu", "rmsnorm"}), ("Gemma2", {}, {"Linear", "glu", "rmsnorm"}),
+    ("OPT", dict(ffn_dim=48, word_embed_proj_dim=32), {"attention", "Linear", "layernorm"})])
+def test_families(family: str, more: dict[str, Any], parts: set[str], device: str) -> None:
+    """Of transformers: what each has is replaced, and a padded batch computes as before."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    heads = {} if family == "Phi3" else dict(head_dim=8)
+    conf = getattr(transformers, f"{family}Config")(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                                                    num_key_value_heads=2, vocab_size=40, **heads, **more)
+    model = getattr(transformers, f"{family}ForCausalLM")(conf).to(device, BF16).eval()
+    words = torch.arange(14, device=device).view(2, 7) + 3
+    mask = torch.ones_like(words)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        wanted = model(words, attention_mask=mask).logits[mask.bool()]
+        report = accelerate(model, {"input_ids": words})
+        assert {x.by.removeprefix("gk.torch.") for x in report.replaced} == parts
+        near([model(words, attention_mask=mask).logits[mask.bool()]], [wanted], 0.03)
+
+
+class _Loss(nn.Module):
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: Any) -> Any:
+        return self.model(words, labels=words).loss
