@@ -102,6 +102,7 @@ class Case:
 
 SIZES = {"square": (2048, 4096, 8192, 16384), "types": (4096, 8192), "fused": (4096,), "transforms": (4096,),
          "table2": (4096,), "toeplitz": (4096,), "diagonal": (4096,), "triangular": (8192,), "fusion": (4096,),
+         "symmetric": (4096, 8192, 16384),
          "mappings": (4096,)}  # fmt: skip
 QUICK_SIZES = {"square": (2048, 4096), "types": (4096,)}
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -199,6 +200,13 @@ def triangular(sizes: Sizes) -> Iterator[Case]:
             yield Case("triangular", work, "f16", n, n, n, bar=1.6, aim=1.9)
 
 
+def symmetric(sizes: Sizes) -> Iterator[Case]:
+    """X X^T in both halves, against the whole product."""
+    for n in sizes:
+        for kind in ("f16", "bf16"):
+            yield Case("symmetric", "gram", kind, n, n, n, "nt", bar=1.7, aim=2.0)
+
+
 # The rows of the paper's Table 2, and what is asked of the first and the last.
 TABLE_2: dict[str, tuple[float | None, float | None]] = {
     "matmul": (0.98, 1.05), "relu": (None, None), "bias": (None, None), "bias relu": (None, None),
@@ -235,7 +243,7 @@ def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[
 
 # Measured by bench.hopper; the rest is for tuning.
 PUBLISHED = ("square", "ragged", "edges", "types", "fused", "transforms", "table2", "toeplitz")
-PAPER = ("diagonal", "triangular", "fusion")  # by bench.experiments
+PAPER = ("diagonal", "triangular", "fusion", "symmetric")  # and beyond it, by bench.experiments
 GROUPS = (*PUBLISHED, *PAPER, "decode", "mappings")
 
 
@@ -276,6 +284,7 @@ def make(
         "diagonal": lambda: diagonal(of("diagonal")),
         "triangular": lambda: triangular(of("triangular")),
         "fusion": lambda: fusion(of("fusion")),
+        "symmetric": lambda: symmetric(of("symmetric")),
         "mappings": lambda: tuned(of("mappings"), kinds, names),
     }
     found = [case for group in GROUPS if group in groups for case in made[group]()]

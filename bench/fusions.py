@@ -16,6 +16,7 @@ is in float64. The transforms and the Toeplitz layout are as a user would write 
 | toeplitz | A B, where A is Toeplitz and only its M + K - 1 numbers are in memory |
 | diagonal, dense diagonal | A B, where A is diagonal (B is), and only the diagonal is in memory |
 | lower, upper | A B, where A is triangular; its other half is not read |
+| gram | A A^T, of which one half is computed and both are stored |
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from gemmkit import transforms
 from gemmkit.epilogues import GELU, Bias, ReLU, Residual
-from gemmkit.layouts import Diagonal, Layout, Triangular
+from gemmkit.layouts import Diagonal, Layout, Symmetric, Triangular
 from gemmkit.plans.problem import layout_of
 from gemmkit.runtime.arrays import describe
 
@@ -278,8 +279,30 @@ class TriangularA(Matmul):
         x.a = backend.half(x.a, self.name)
 
 
+class Gram(Matmul):
+    """The peer multiplies the same array and its transposed view."""
+
+    name = "gram"
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        layout: Any = layout_of(describe(x.out, "out"), "out")
+        return {"global_d_layout": Symmetric(layout, "both")}
+
+    def elements(self, m: int, n: int, k: int) -> int:
+        return m * k
+
+    def right(self, x: Operands) -> Any:
+        return x.a.T
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return wide(x.a, rows) @ wide(x.a).T
+
+    def materialise(self, x: Operands, backend: Any) -> None:
+        x.b = x.a.T
+
+
 _ALL: tuple[Fusion, ...] = (
     Matmul(), AddReLU(), AddBias(), AddBiasReLU(), AddBiasReLUC(), AddC(), GELUAndResidual(), TransformA(), TransformB(),
-    Table2(), ToeplitzA(), DiagonalA(), DiagonalB(), TriangularA("lower"), TriangularA("upper"),
+    Table2(), ToeplitzA(), DiagonalA(), DiagonalB(), TriangularA("lower"), TriangularA("upper"), Gram(),
 )  # fmt: skip
 WORKS = {work.name: work for work in _ALL}

@@ -25,6 +25,7 @@ GROUPS = {
     "toeplitz": "A Toeplitz matrix that is never materialised, against the plain product",
     "diagonal": "Diagonal x dense, against cuBLAS on the materialised matrix (Table 1)",
     "triangular": "Triangular x dense, against cuBLAS on the matrix with its zeros",
+    "symmetric": "X X^T in both halves, against cuBLAS's whole product",
     "fusion": "Fusion, against cuBLAS and element-wise kernels (Table 2)",
     "algebras": "Complex and dual numbers of f16, against as many real products (Fig. 9)",
     "complex64": "complex64, no tf32",

@@ -1,4 +1,5 @@
-"""The BLAS face: ``gemmEx`` and ``gemm`` of matrices and of stacks, in place, with run-time alpha and beta."""
+"""The BLAS face: ``gemmEx`` and ``gemm`` of matrices and of stacks, in place, with run-time alpha and beta; ``syrk``,
+``herk``, ``symm`` and ``trmm`` of those of which one half is in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.lang.records import conjugate
 from gemmkit.layouts import ArrayLayout
 from gemmkit.layouts.joined import InterleavedColumns
-from gemmkit.layouts.matrices import Matrix, arrays, transposed
+from gemmkit.layouts.matrices import Matrix, SymmetricMatrix, TriangularMatrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
 from gemmkit.plans.problem import check_places, has_parts, layout_of, seen_stack
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps_itself, shares_memory, strided
@@ -23,7 +24,7 @@ from gemmkit.runtime.device import target
 from gemmkit.transforms import Map
 from gemmkit.tuning.operators import new_dtype
 
-__all__ = ["gemm", "gemmEx"]
+__all__ = ["gemm", "gemmEx", "herk", "symm", "syrk", "trmm"]
 
 
 def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *,
@@ -70,6 +71,13 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     transa, transb = _letter(transa, "transa"), _letter(transb, "transb")
     if isinstance(c, Dual):
         return _dual(transa, transb, alpha, a, b, beta, c, operator, conf, stream)
+    return _combined((transa, transb), alpha, a, b, beta, c, None, operator, conf, precision, stream)
+
+
+def _combined(trans: tuple[str, str], alpha: Any, a: Any, b: Any, beta: Any, c: Any, half: Half | None, operator: Any,
+              conf: Config | None, precision: str | None, stream: Any) -> Any:
+    """`gemmEx` of arrays that are not dual; of a symmetric C one ``half`` (None: C is whole)."""
+    transa, transb = trans
     multiplies = operator if operator is not None else getattr(conf, "operator", None)      # another conf is refused later
     op_a, a_info = _operated(transa, a, "a", multiplies)
     op_b, b_info = _operated(transb, b, "b", multiplies)
@@ -84,10 +92,12 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)
     held: Any = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
     epilogue = LinearCombination(alpha, beta, held, layout)
+    out = c if half is None else half.of(c)
     if alpha.is_not_zero == 0 if isinstance(alpha, Parts) else not isinstance(alpha, InMemory) and alpha == 0:
         kept: dict[str, Any] = {"operator": multiplies} if isinstance(multiplies, Algebra) else {}
         op_a, op_b = _without_k(c, c_info, has_parts(c_info, multiplies))
-        return matmul(op_a, op_b, out=c, epilogue=epilogue, stream=stream, **kept)
+        matmul(op_a, op_b, out=out, epilogue=epilogue, stream=stream, **kept)
+        return c
     more: dict[str, Any] = {f"transform_global_to_shared_{name}": CONJUGATE
                             for name, trans, info in (("a", transa, a_info), ("b", transb, b_info))
                             if trans == "C" and info.dtype.kind in "cV"}
@@ -95,7 +105,8 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
         more["operator"] = operator
     if precision is not None:
         more["precision"] = precision
-    return matmul(op_a, op_b, conf=conf, out=c, epilogue=epilogue, stream=stream, **more)
+    matmul(op_a, op_b, conf=conf, out=out, epilogue=epilogue, stream=stream, **more)
+    return c
 
 
 def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Dual, operator: Any, conf: Any,
@@ -151,6 +162,153 @@ def gemm(transa: str | int, transb: str | int, a: Any, b: Any, out: Any = None, 
         where = next(x.info.device for x in (a_info, b_info) if x.info is not None)
         out, beta = empty_like(arrays(a, b, ())[0], shape, new_dtype(a_info.dtype, b_info.dtype, None, target(where))), 0.0
     return gemmEx(transa, transb, alpha, a, b, beta, out)
+
+
+# --------------------------------------------------------------------------------------------------
+# Results and operands of which one half is in memory. Each comes down to `gemmEx`, by the layouts of such matrices.
+
+class Half(NamedTuple):
+    """A half of C that is computed."""
+
+    name: str
+    hermitian: bool
+
+    def of(self, c: Any) -> SymmetricMatrix:
+        return SymmetricMatrix(c, self.name, self.hermitian)
+
+
+def syrk(uplo: str | int, trans: str | int, alpha: Any, a: Any, beta: Any, c: Any, *, operator: Operator | None = None,
+         conf: Config | None = None, precision: str | None = None, stream: Any = None) -> Any:
+    """One half of ``C := alpha op(A) op(A)^T + beta C``, in place, for half of a product's work. Returns c.
+
+    Args:
+        uplo: "L" or "U", the half of C (with the diagonal) that is read and written, in capital or small letters; or
+            cuBLAS's constants 0 (lower) and 1. The kernel does not write the other half, and what that holds does not
+            matter. For both halves: `gemmkit.matmul` with ``out=layouts.SymmetricMatrix(c, "both")``.
+        trans: "N": op(A) is a; "T": its transpose; or cuBLAS's constants 0 and 1.
+        alpha: a number, as `gemmEx` takes it.
+        a: (N, K), with "T" (K, N); or a stack.
+        beta: a number, as alpha.
+        c: (N, N), or a stack.
+        operator, conf, precision, stream: as of `gemmEx`.
+
+    Raises:
+        ValueError: another ``uplo`` or ``trans``; and as `gemmEx`.
+        TypeError, ConfigError: as `gemmEx`; TypeError for dual arrays.
+
+    >>> import numpy as np, gemmkit
+    >>> a, c = np.float32([[1, 2], [3, 4]]), np.ones((2, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     syrk("L", "N", 2.0, a, 1.0, c).tolist()
+    [[11.0, 1.0], [23.0, 51.0]]
+    """
+    turned = ("N", "T") if _choice(trans, "trans", "NT") == "N" else ("T", "N")
+    half = Half(_half(uplo), False)
+    return _combined(turned, alpha, _not_dual(a, "a"), a, beta, _not_dual(c, "c"), half, operator, conf, precision, stream)
+
+
+def herk(uplo: str | int, trans: str | int, alpha: float, a: Any, beta: float, c: Any, *, operator: Operator | None = None,
+         conf: Config | None = None, stream: Any = None) -> Any:
+    """One half of ``C := alpha op(A) op(A)^H + beta C``, in place; returns c.
+
+    As `syrk`, with the conjugate transpose: ``trans`` is "N" or "C" (cuBLAS's 0 and 2), alpha and beta are real, and the
+    diagonal of C is written without imaginary parts, which count as zero where it is read. Of real arrays it is `syrk`.
+
+    Raises what `syrk` raises, and TypeError for a complex alpha or beta.
+
+    >>> import numpy as np, gemmkit
+    >>> a, c = np.complex64([[1j, 2]]), np.zeros((1, 1), np.complex64)
+    >>> with gemmkit.emulate():
+    ...     herk("U", "N", 1.0, a, 0.0, c).tolist()
+    [[(5+0j)]]
+    """
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        if isinstance(x, (complex, np.complexfloating)):
+            raise TypeError(f"{name}={x!r}: a real number is needed; no other multiple of a Hermitian matrix is Hermitian")
+    turned = ("N", "C") if _choice(trans, "trans", "NC") == "N" else ("C", "N")
+    half = Half(_half(uplo), True)
+    return _combined(turned, alpha, _not_dual(a, "a"), a, beta, _not_dual(c, "c"), half, operator, conf, None, stream)
+
+
+def symm(side: str | int, uplo: str | int, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *, hermitian: bool = False,
+         operator: Operator | None = None, conf: Config | None = None, stream: Any = None) -> Any:
+    """``C := alpha A B + beta C`` with a symmetric A, in place; returns c. With ``side`` "R" it is ``alpha B A + beta C``.
+
+    Args:
+        side: "L" or "R", the side of B on which A stands; or cuBLAS's constants 0 (left) and 1.
+        uplo: "L" or "U", the half of A that is read, or cuBLAS's 0 (lower) and 1. The other half is never read.
+        alpha: a number, as `gemmEx` takes it.
+        a: (M, M), with "R" (N, N).
+        b: (M, N).
+        beta: a number, as alpha.
+        c: (M, N).
+        hermitian: whether A is Hermitian: BLAS's hemm.
+        operator, conf, stream: as of `gemmEx`.
+
+    Raises what `gemmEx` raises, and ValueError for another ``side`` or ``uplo``.
+
+    >>> import numpy as np, gemmkit
+    >>> a, c = np.float32([[1, np.nan], [2, 3]]), np.zeros((2, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     symm("L", "L", 1.0, a, np.eye(2, dtype=np.float32), 0.0, c).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    left = SymmetricMatrix(_not_dual(a, "a"), _half(uplo), hermitian)
+    first, second = (left, b) if _choice(side, "side", "LR") == "L" else (b, left)
+    return gemmEx("N", "N", alpha, first, second, beta, c, operator=operator, conf=conf, stream=stream)
+
+
+def trmm(side: str | int, uplo: str | int, transa: str | int, diag: str | int, alpha: Any, a: Any, b: Any, c: Any, *,
+         operator: Operator | None = None, conf: Config | None = None, stream: Any = None) -> Any:
+    """``C := alpha op(A) B`` with a triangular A, for half of a product's work; returns c. With ``side`` "R" it is
+    ``alpha B op(A)``. C is another array than B, as of cuBLAS.
+
+    Args:
+        side: "L" or "R", the side of B on which A stands; or cuBLAS's constants 0 (left) and 1.
+        uplo: "L" or "U", the half of A that is read, or cuBLAS's 0 (lower) and 1. What the other half holds does not matter.
+        transa: "N", "T" or "C", as of `gemmEx`.
+        diag: "N", or "U": the diagonal of A is 1, whatever the array has there; or cuBLAS's 0 and 1.
+        alpha: a number, as `gemmEx` takes it.
+        a: (M, M), with "R" (N, N).
+        b: (M, N).
+        c: (M, N).
+        operator, conf, stream: as of `gemmEx`.
+
+    Raises what `gemmEx` raises, and ValueError for another ``side``, ``uplo`` or ``diag``.
+
+    >>> import numpy as np, gemmkit
+    >>> a, c = np.float32([[1, np.nan], [2, 3]]), np.zeros((2, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     trmm("L", "L", "T", "U", 1.0, a, np.eye(2, dtype=np.float32), c).tolist()
+    [[1.0, 2.0], [0.0, 1.0]]
+    """
+    left = TriangularMatrix(_not_dual(a, "a"), _half(uplo), _choice(diag, "diag", "NU") == "U")
+    op = _letter(transa, "transa")
+    if _choice(side, "side", "LR") == "L":
+        return gemmEx(op, "N", alpha, left, b, 0.0, c, operator=operator, conf=conf, stream=stream)
+    return gemmEx("N", op, alpha, b, left, 0.0, c, operator=operator, conf=conf, stream=stream)
+
+
+def _choice(given: Any, argument: str, letters: str) -> str:
+    """One of two letters, also of small ones, and of cuBLAS's numbers (those of CUBLAS_OP_N, _T and _C for an operation).
+    Raises ValueError for another."""
+    numbers = dict(enumerate("NTC" if argument == "trans" else "LU" if argument == "uplo" else letters))
+    is_number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    found = numbers.get(int(given)) if is_number else given.upper() if isinstance(given, str) else None
+    if found is None or found not in tuple(letters):
+        raise ValueError(f'{argument} is {given!r}; "{letters[0]}" or "{letters[1]}" is needed')
+    return found
+
+
+def _half(uplo: Any) -> str:
+    return "lower" if _choice(uplo, "uplo", "LU") == "L" else "upper"
+
+
+def _not_dual(x: Any, name: str) -> Any:
+    if isinstance(x, (Dual, Matrix)):
+        raise TypeError(f"{name} is a {type(x).__name__}; an array is needed (gemmEx takes dual arrays and matrices with "
+                        "structure)")
+    return x
 
 
 class _Operand(NamedTuple):

@@ -379,8 +379,12 @@ def held_values(component: Any) -> list[tuple[str, Any, bool]]:
     return found
 
 
+#: Why a symmetric D of both halves is not computed in place.
+MIRRORED = "a SymmetricMatrix of both halves is written at (j, i) while other blocks read it there"
+
+
 def check_held(held: Iterable[tuple[str, CapturedArray]], infos: dict[str, ArrayInfo | None],
-               same: tuple[ArrayInfo, ...] = ()) -> None:
+               same: tuple[ArrayInfo, ...] = (), in_place: bool = True) -> None:
     """Raise ValueError where arrays of components share memory with what is written.
 
     Args:
@@ -388,6 +392,7 @@ def check_held(held: Iterable[tuple[str, CapturedArray]], infos: dict[str, Array
         infos: a, b, c and out.
         same: out as it may be described otherwise: an array that equals one of these is out itself. How the dimensions of
             a stack are counted does not matter.
+        in_place: whether what is read beside D may be out itself.
     """
     arrays, out = list(held), infos.get("out")
     written = [(part, x) for part, x in arrays if x.is_output]
@@ -402,8 +407,9 @@ def check_held(held: Iterable[tuple[str, CapturedArray]], infos: dict[str, Array
     for part, x in arrays:
         if out is not None and not x.is_output:
             is_out = any(are_the_same(x.info, one) for one in (out, *same))
-            if not (is_out and part in ALONGSIDE) and shares_memory(x.info, out):
-                why = ("it is read at other elements than those that a block writes" if is_out or part not in ALONGSIDE else
+            if not (is_out and in_place and part in ALONGSIDE) and shares_memory(x.info, out):
+                why = (MIRRORED if is_out and not in_place else
+                       "it is read at other elements than those that a block writes" if is_out or part not in ALONGSIDE else
                        "it may be out itself (the same address, shape, strides and dtype), but no other part of it")
                 raise ValueError(f"{x.name} overlaps out in memory, and {why}; give it memory of its own")
         for _, output in written:

@@ -5,6 +5,7 @@
 | square | 16-bit squares: rows of `bench.hopper` (Fig. 8 has f32 results; not among the default ones) | 0.96, 1.0 |
 | diagonal | diagonal x dense and dense x diagonal, f16, against cuBLAS on the materialised matrix (Table 1) | 5, 8 |
 | triangular | triangular x dense, f16, against cuBLAS on the matrix with its zeros | 1.6, 1.9 |
+| symmetric | X X^T in both halves, of which one is computed, against cuBLAS's product | 1.7, 2 |
 | fusion | the six rows of Table 2 against cuBLAS and element-wise kernels | first 0.98, 1.05; last 1.4, 1.55 |
 | algebras | complex and dual numbers of f16 against as many real products by cuBLAS (Fig. 9) | 0.7, 0.95 |
 | complex64 | complex64 without tf32 against cuBLAS | 0.7, 1.0 |
@@ -28,7 +29,7 @@
 | small | M = N = 16 to 512: schedules and matmul against cuBLAS (not among the default ones) | mean 1.1, 1.3 |
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 
-diagonal, triangular and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
+diagonal, triangular, symmetric and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
 algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mlp,
 programs, specs, stacks, stream_k, types.
 """

@@ -81,10 +81,9 @@ class GroupTables:
     products: np.ndarray
 
     @classmethod
-    def of(cls, problems: Sequence[Call], outs: Sequence[ArrayInfo], grids: Sequence[tuple[int, int]]) -> GroupTables:
-        """Of products of so many tiles along M and N."""
+    def of(cls, problems: Sequence[Call], outs: Sequence[ArrayInfo], counts: Sequence[int]) -> GroupTables:
+        """Of products of so many tiles."""
         sizes = np.zeros((len(problems), EXTENTS + 2 * len(OPERANDS)), SIZES_DTYPE)
-        counts = [rows * columns for rows, columns in grids]
         order = sorted(range(len(problems)), key=lambda n: -problems[n].K)
         first = 0
         for n in order:
@@ -155,7 +154,7 @@ class CompiledGroup:
         a, b, c, out = (typical(column) for column in zip(*infos))
         self.infos = infos
         spec = conf.spec(ArraysOfProduct(a, b, out, M, N, K, c, None, problems[0].device))
-        self.tables = GroupTables.of(problems, outs, [spec.scheduler.grid(p.M, p.N) for p in problems])
+        self.tables = GroupTables.of(problems, outs, [spec.scheduler.computed(p.M, p.N) for p in problems])
         self.blocks = len(self.tables.products)
         if self.blocks >= 2**31:
             raise ValueError(f"the products have {self.blocks} tiles; a launch has less than 2**31")

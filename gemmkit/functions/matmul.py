@@ -124,7 +124,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         c: (M, N), added to the product; None adds nothing.
         conf: a configuration of `gemmkit.get_config`; None chooses one for the dtypes and sizes.
         out: (M, N), or (..., M, N) for stacks: receives the result. It may be c itself, and must overlap nothing else; or
-            a `gemmkit.layouts.Scatter`. None allocates an array of a's library, in C order, of ``dtype``.
+            a `gemmkit.layouts.Scatter`, a `SymmetricMatrix` (one half of D is computed), or a `Discard` (D is not
+            stored, and the call returns None). None allocates an array of a's library, in C order, of ``dtype``.
         stream: the stream of the launch; None takes the current stream of a's library.
         others: any of `gemmkit.kernels.config.Keywords`. None means that the keyword is not given.
 
@@ -166,12 +167,20 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     elif isinstance(out, Matrix):
         out, keywords = result(out, keywords)
     try:
-        return multiply(a, b, c, conf, out, stream, keywords, folded)
+        found = multiply(a, b, c, conf, out, stream, keywords, folded)
+        return None if out is None and is_discarded(keywords, conf) else found
     except RequiresGradient:                                          # nothing has been launched or written
         if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
             raise                                                     # a component's tensor, or out itself
     recording = import_module("gemmkit.torch.autograd")               # which imports PyTorch, and calls this function
     return recording.recorded(a, b, c, conf, out, stream, keywords)
+
+
+def is_discarded(keywords: dict[str, Any], conf: Config | None) -> bool:
+    """Whether D is not stored."""
+    layout = keywords.get("global_d_layout") if keywords else None
+    return (layout is not None or conf is not None) and getattr(
+        layout if conf is None or layout is not None else conf.global_d_layout, "is_discarded", False)
 
 
 class Door:

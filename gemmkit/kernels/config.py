@@ -287,6 +287,10 @@ def validate(config: Config) -> None:
     check_stream_k(config.kernel, config.splits)
     _validate_fold(config)
     _validate_packed(config)
+    if config.global_d_layout.is_discarded:
+        _validate_discarded(config)
+    if config.global_d_layout.is_half:
+        _validate_half(config)
     if config.observe_a is not None:
         _validate_observer(config)
     config.condition.check_tiles(config.block_shape)
@@ -367,6 +371,26 @@ def _validate_packed(config: Config) -> None:
     rule(layout.packed == 1 or isinstance(config.epilogue.ending(), Pack), "global_d_layout", layout,
          f"only epilogues.Pack stores into it, but epilogue={config.epilogue!r} does not pack; give a RowMajor or ColMajor "
          "layout")
+
+
+def _validate_discarded(config: Config) -> None:
+    """Of a D that is not stored something else must be left."""
+    epilogue = config.epilogue
+    rule(not (epilogue.is_last or epilogue.stores_itself), "epilogue", epilogue,
+         "it finishes D, which a Discard as out does not store; give an array as out, or a reduction as the epilogue")
+    rule(epilogue.reduces or epilogue.writes or config.observe_a is not None, "epilogue", epilogue,
+         "it writes nothing beside D, and a Discard as out does not store D: nothing would be computed; give an array as "
+         "out, or a reduction (epilogues.RowReduce, ColumnReduce), an epilogues.Store or an observer")
+
+
+def _validate_half(config: Config) -> None:
+    """Of a symmetric D half of the elements are not there: what asks for whole rows, or writes beside D, would miss them."""
+    epilogue = config.epilogue
+    rule(not (epilogue.finishes_blocks or epilogue.writes or epilogue.stores_itself), "epilogue", epilogue,
+         "with a SymmetricMatrix as out one half of D is computed, and what an epilogue reduces, normalises or writes "
+         "beside D would lack the other; give an array as out, or an epilogue of single elements")
+    rule(config.observe_a is None, "observe_a", config.observe_a, "with a SymmetricMatrix as out one half of the tiles is "
+         "computed, and A is not looked at in the others; give an array as out")
 
 
 def _validate_fold(config: Config) -> None:

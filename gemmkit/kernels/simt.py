@@ -39,7 +39,7 @@ from gemmkit.kernels.collectives.operand import (
 from gemmkit.kernels.collectives.pipeline import ALIGNMENT
 from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, Reduction, TileCoord, holds, k_range_of
 from gemmkit.kernels.collectives.split_k import merge, place_of
-from gemmkit.kernels.spec import KernelFamily, Spec, check_splits, divides, rule
+from gemmkit.kernels.spec import KernelFamily, Spec, check_splits, divides, order_of, rule
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
@@ -400,7 +400,8 @@ class Simt(KernelFamily):
 
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
                    arrays: OperandArrays | None) -> SimtSpec:
-        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits),
+        cluster = Cluster(splits=config.splits)
+        scheduler = OneTilePerBlock(order_of(config, cluster), config.block_shape, cluster,
                                     ClusterSums() if config.splits > 1 else UNSPLIT)
         if arrays is not None:
             d = stored_by_neighbours(operands[3], arrays.out, arrays.extents("out"), config.epilogue)

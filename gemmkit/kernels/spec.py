@@ -14,7 +14,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.collectives.batched import Batched
 from gemmkit.kernels.collectives.lanes import BESIDE, Lanes, OperandReduction, lanes_of, operand_reduction_of
 from gemmkit.kernels.collectives.operand import Operand, OperandArrays
-from gemmkit.kernels.collectives.scheduler import Cluster, Reduction, TileScheduler
+from gemmkit.kernels.collectives.scheduler import Cluster, HalfOfTiles, Order, Reduction, TileScheduler
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
@@ -195,6 +195,15 @@ def divides(small: Tile, large: Tile, field: str, said: str, value: object = Non
         part, whole = getattr(small.size, name), getattr(large.size, name)
         rule(whole % part == 0, field, small if value is None else value,
              f"{said} ({name}={whole} is not a multiple of {part})")
+
+
+def order_of(config: Config, cluster: Cluster) -> Order:
+    """The order of a launch's tiles (those of a cluster): where D's layout keeps a half, of the tiles of that half."""
+    d: Any = config.global_d_layout
+    if not d.is_half:
+        return config.order
+    tile = config.block_shape.size.M * cluster.m, config.block_shape.size.N * cluster.n
+    return HalfOfTiles.of(config.order, tile, not d.is_lower)
 
 
 def check_splits(splits: int) -> None:

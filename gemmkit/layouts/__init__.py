@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from gemmkit.lang.deferred import public_names
 
 __all__ = [
-    "ArrayLayout", "Boxed", "ColMajor", "ColumnInterleaved", "Concat", "Diagonal", "DiagonalMatrix", "Embedded", "Folded",
-    "Gather", "Gathered", "Generated", "GeneratedMatrix", "GlobalLayout", "GroupQuantised", "Interleaved",
-    "InterleavedColumns", "Joined", "Layout", "Matricised", "Matrix", "Packed", "Padded", "Plain", "Planar", "Planes",
-    "ResultLayout", "RowMajor", "Scatter", "Scattered", "SharedLayout", "Swizzled", "Symmetric", "SymmetricMatrix",
-    "Triangular", "TriangularMatrix", "Zero",
+    "ArrayLayout", "Boxed", "ColMajor", "ColumnInterleaved", "Concat", "Diagonal", "DiagonalMatrix", "Discard",
+    "Discarded", "Embedded", "Folded", "Gather", "Gathered", "Generated", "GeneratedMatrix", "GlobalLayout",
+    "GroupQuantised", "Interleaved", "InterleavedColumns", "Joined", "Layout", "Matricised", "Matrix", "Packed",
+    "Padded", "Plain", "Planar", "Planes", "ResultLayout", "RowMajor", "Scatter", "Scattered", "SharedLayout",
+    "Swizzled", "Symmetric", "SymmetricMatrix", "Triangular", "TriangularMatrix", "Zero",
 ]
 
 if TYPE_CHECKING:
     from gemmkit.layouts.base import ArrayLayout, GlobalLayout, Layout, ResultLayout, SharedLayout
     from gemmkit.layouts.gather import Gather, Gathered, Scatter, Scattered
     from gemmkit.layouts.joined import ColumnInterleaved, Concat, Folded, InterleavedColumns, Joined
-    from gemmkit.layouts.matrices import DiagonalMatrix, GeneratedMatrix, Matrix, SymmetricMatrix, TriangularMatrix
-    from gemmkit.layouts.plain import Boxed, ColMajor, Packed, Padded, Plain, RowMajor, Swizzled, Zero
+    from gemmkit.layouts.matrices import DiagonalMatrix, Discard, GeneratedMatrix, Matrix, SymmetricMatrix, TriangularMatrix
+    from gemmkit.layouts.plain import Boxed, ColMajor, Discarded, Packed, Padded, Plain, RowMajor, Swizzled, Zero
     from gemmkit.layouts.planes import Embedded, Interleaved, Planar, Planes
     from gemmkit.layouts.quantised import GroupQuantised
     from gemmkit.layouts.structured import Diagonal, Generated, Symmetric, Triangular

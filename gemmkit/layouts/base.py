@@ -218,6 +218,9 @@ class ResultLayout(ArrayLayout):
     is_contract = True
     packed = 1                           # columns that an epilogue makes one of
     folds = 1                            # columns that a kernel computes for one of D
+    is_half = False                      # whether tiles wholly on one side of D's diagonal are not computed (`Symmetric`)
+    is_discarded = False                 # whether D is nowhere (`Discarded`)
+    is_mirrored = False                  # whether what is stored at (i, j) is stored at (j, i), too
 
     def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         """Store a tile's elements, first dimension fastest."""

@@ -24,7 +24,7 @@ from gemmkit import components as kept
 from gemmkit.components import Component, Frozen
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts.base import ArrayLayout, check_dimensions, leading
-from gemmkit.layouts.plain import ColMajor, Plain, RowMajor
+from gemmkit.layouts.plain import ColMajor, Discarded, Plain, RowMajor
 from gemmkit.layouts.structured import Diagonal as DiagonalLayout
 from gemmkit.layouts.structured import Generated as GeneratedLayout
 from gemmkit.layouts.structured import Symmetric as SymmetricLayout
@@ -141,17 +141,72 @@ class TriangularMatrix(Matrix):
 
 
 class SymmetricMatrix(Matrix):
-    """The symmetric matrix of which an array's lower or upper half is read, the rest never."""
+    """The symmetric matrix of which an array's lower or upper half is read, the rest never; with ``hermitian`` the
+    Hermitian one, of which the other half has the conjugates.
 
-    def __init__(self, array: Array, half: str = "lower"):
-        layout = SymmetricLayout(plain_layout(array), half)
+    As ``out`` of `gemmkit.matmul` and `gemmkit.plan` it halves the work: the caller states that the result is symmetric, and
+    the kernel computes the tiles that ``half`` has a part of. It stores the elements of that half and touches nothing
+    else of the array. With the half "both", which is for ``out`` alone, it computes the lower half and stores each element
+    at (i, j) and at (j, i): the result is symmetric to the bit.
+
+    Raises ValueError for another half and for an array that is not square, TypeError for ``hermitian`` of elements of
+    several parts that are not complex. (`gemmkit.layouts.Symmetric` is its layout.)
+
+    >>> import gemmkit as gk
+    >>> x, out = np.float32([[1, 2], [3, 4], [5, 6]]), np.zeros((3, 3), np.float32)
+    >>> with gk.emulate():
+    ...     gk.matmul(x, x.T, out=SymmetricMatrix(out, "lower")).tolist()
+    [[5.0, 0.0, 0.0], [11.0, 25.0, 0.0], [17.0, 39.0, 61.0]]
+    >>> with gk.emulate():
+    ...     gk.matmul(x, x.T, out=SymmetricMatrix(out, "both")).tolist()
+    [[5.0, 11.0, 17.0], [11.0, 25.0, 39.0], [17.0, 39.0, 61.0]]
+    """
+
+    def __init__(self, array: Array, half: str = "lower", hermitian: bool = False):
+        layout = SymmetricLayout(plain_layout(array), half, hermitian)
         super().__init__(array, layout)
         if self.shape[-2] != self.shape[-1]:
             raise ValueError(f"array has shape {self.shape}; a symmetric matrix is square")
 
     @property
     def T(self) -> Matrix:
-        return self
+        layout: Any = self.layout
+        if not layout.is_conjugated:
+            return self
+        return SymmetricMatrix(transposed(self.array), "upper" if layout.is_lower else "lower", True)
+
+    def check_place(self, name: str, c: Any) -> None:
+        layout: Any = self.layout
+        if layout.is_mirrored:
+            raise TypeError(f'{name} is a SymmetricMatrix of both halves, which is for out; give the array, or the half '
+                            '"lower" or "upper"')
+
+
+class Discard(Matrix):
+    """For ``out`` of `gemmkit.matmul` and `gemmkit.plan`: D is neither allocated nor stored, and the call returns None.
+    What an epilogue reduces or writes beside D, or an observer of A, is all that the call computes.
+
+    ``dtype`` is the type in which elements of D come to a reduction; None takes the type that a new D would have, so that
+    the results are those of a call that stores D.
+
+    Raises TypeError for what is no dtype. `matmul` raises ConfigError if nothing is reduced, written or observed, or if the
+    epilogue finishes whole rows of D.
+
+    >>> import gemmkit as gk
+    >>> a, best = np.float32([[1, 2], [4, 3]]), np.empty(2, np.int32)
+    >>> reduction = gk.epilogues.RowReduce(best, "argmax")
+    >>> with gk.emulate():
+    ...     gk.matmul(a, np.eye(2, dtype=np.float32), out=Discard(), epilogue=reduction)
+    >>> best.tolist()
+    [1, 0]
+    """
+
+    def __init__(self, dtype: Any = None):
+        self.array, self.layout, self.is_sized = None, Discarded(dtype), False
+        self.shape = ()
+
+    def check_place(self, name: str, c: Any) -> None:
+        raise TypeError(f"{name} is a Discard, which is for out; give an array")
 
 
 class GeneratedMatrix(Matrix):
@@ -281,12 +336,12 @@ def frozen_components(planned: Any, components: dict[str, Component], joined: tu
 
 
 def result(out: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A call's result as an array, and its keywords with the layout that comes with it (a `Scatter`)."""
+    """A call's result as an array (None of a `Discard`), and its keywords with the layout that comes with it."""
     if not isinstance(out, Matrix):
         return out, keywords
     if not out.layout.writable:
-        raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array "
-                        "or a Scatter")
+        raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array, "
+                        "a SymmetricMatrix or a Scatter")
     if keywords.get("global_d_layout") is not None:
         raise TypeError(f"global_d_layout is given with out, a {type(out).__name__} that has its own layout")
     return out.array, {**keywords, "global_d_layout": out.layout}

@@ -209,6 +209,31 @@ class Zero(GlobalLayout):
 
 
 @dataclass(frozen=True)
+class Discarded(ResultLayout):
+    """A D that is nowhere in memory: nothing of it is allocated or stored. Its elements are numbers of ``dtype`` where an
+    epilogue reduces or writes them; None leaves the type to the operands, as for a new D. `gemmkit.layouts.Discard` gives it
+    to a call."""
+
+    dtype: Any = None
+
+    is_discarded = True
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            super().__post_init__()
+
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
+        """Nothing is stored."""
+
+    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        return 0, 0
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        if array is not None:
+            raise ValueError(f"{name} is given, and its layout {self!r} stores nothing; leave out one of the two")
+
+
+@dataclass(frozen=True)
 class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
     """Base class of D's layouts whose array has fewer columns than the kernel computes, because an epilogue makes one value
     of several: elements are stored in the order of ``layout``, at coordinates of the array."""

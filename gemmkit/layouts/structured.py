@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,13 +25,15 @@ from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.numba_hooks import TypingError, atom, signature, types
-from gemmkit.lang.registers import apply
+from gemmkit.lang.records import conjugate
+from gemmkit.lang.registers import apply, each
 from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
-from gemmkit.layouts.base import ArrayLayout, GlobalLayout, load_elements
+from gemmkit.layouts.base import ArrayLayout, GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.tiling import Tile
 
+HALVES = "lower", "upper"
 MOST = 4                               # run-time arguments of `Generated`
 
 
@@ -85,14 +87,16 @@ class _Half(Structured):
     half: str = "lower"
 
     array_ndim = 2
+    halves: ClassVar[tuple[str, ...]] = HALVES
 
     def _set(self, **fields: Any) -> None:
         layout, half = fields["layout"], fields["half"]
         kind = type(self).__name__
         if not isinstance(layout, Plain):
             raise TypeError(f"{kind}(layout={layout!r}): the RowMajor or ColMajor layout of the array is needed")
-        if half not in ("lower", "upper"):
-            raise ValueError(f'{kind}(half={half!r}): "lower" or "upper" is needed')
+        if half not in self.halves:
+            *others, last = (f'"{name}"' for name in self.halves)
+            raise ValueError(f"{kind}(half={half!r}): {', '.join(others)} or {last} is needed")
         for name, value in {"dtype": layout.dtype, "nothing": 0, "operand": "a", "skips": True, **fields}.items():
             object.__setattr__(self, name, value)
 
@@ -177,38 +181,119 @@ class Triangular(_Half):
 
 
 @dataclass(frozen=True)
-class Symmetric(_Half):
+class Symmetric(_Half, ResultLayout):
     """A symmetric matrix of which the lower or upper half (with the diagonal) of an array is read, the rest never.
 
     It is its own transpose. Every element matters to a product, so no work is skipped; what is halved is the data.
+
+    As the layout of D it halves the work: tiles on the other side of the diagonal are not computed, and elements there are
+    neither stored nor asked for of an epilogue. The rest of the array keeps what it holds. With the half "both" the lower
+    half is computed, and each element is stored twice, at (i, j) and at (j, i). A layout of "both" is for D alone.
+
+    With ``hermitian`` an element is stored at (j, i) as its conjugate, and the diagonal without an imaginary part.
 
     >>> from gemmkit.layouts import ColMajor
     >>> Symmetric(ColMajor("float32"))
     Symmetric(ColMajor('float32'), 'lower')
     """
 
-    def __init__(self, layout: Plain, half: str = "lower"):
-        self._set(layout=layout, half=half)
+    hermitian: bool = False
+
+    halves = (*HALVES, "both")
+    is_half = True
+
+    def __init__(self, layout: Plain, half: str = "lower", hermitian: bool = False):
+        if not isinstance(hermitian, bool):
+            raise TypeError(f"Symmetric(hermitian={hermitian!r}): True or False is needed")
+        if hermitian and layout.dtype.names is not None:
+            raise TypeError(f"Symmetric(hermitian=True): the elements are {layout.dtype}; complex numbers are needed")
+        self._set(layout=layout, half=half, hermitian=hermitian)
 
     def __repr__(self) -> str:
-        return f"Symmetric({self.layout!r}, {self.half!r})"
+        return f"Symmetric({self.layout!r}, {self.half!r}{', hermitian=True' if self.hermitian else ''})"
+
+    @property
+    def is_lower(self) -> bool:
+        return self.half != "upper"
+
+    @property
+    def is_conjugated(self) -> bool:
+        return self.hermitian and self.dtype.kind == "c"
+
+    @property
+    def is_mirrored(self) -> bool:                         # type: ignore[override]
+        """Whether D is stored in both halves."""
+        return self.half == "both"
 
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         low, high = min(i, j), max(i, j)
-        return self.layout.element(data, high, low, shape) if self.is_lower else self.layout.element(data, low, high, shape)
+        found = self.layout.element(data, high, low, shape) if self.is_lower else self.layout.element(data, low, high, shape)
+        if self.is_conjugated:
+            return found if self.is_stored(i, j) else conjugate(found)
+        return found
 
     def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if tile.size[self.layout.axis] == tile.count:      # along the contiguous axis: at once where all of it is stored
-            row, column = tile.index[0], tile.index[1]     # of the corner that is the first to leave the half
-            if self.is_stored(row if self.is_lower else row + tile.size[0] - 1,
-                              column + tile.size[1] - 1 if self.is_lower else column):
+            if self.holds(tile.index[0], tile.index[1], tile.size[0], tile.size[1], 0):
                 return convert_all(self.dtype, self.layout.load(data, tile, shape))
         return load_elements(self, data, tile, shape)
+
+    def holds(self, i: int, j: int, rows: int, columns: int, strictly: int) -> bool:
+        """Whether all of a block lies within the half, with ``strictly`` 1 off the diagonal."""
+        if self.is_lower:
+            return i >= j + columns - 1 + strictly
+        return i + rows - 1 + strictly <= j
+
+    # -- as D -----------------------------------------------------------------------------------------------------------
+
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
+        if self.is_stored(i, j):
+            self.layout.store_element(data, i, j, self.on_diagonal(value) if i == j else convert(self.dtype, value), shape)
+            if self.is_mirrored:
+                if i != j:
+                    self.layout.store_element(data, j, i, self.mirrored(value), shape)
+
+    def mirrored(self, value: Numeric) -> Any:
+        """What stands at (j, i) where ``value`` stands at (i, j)."""
+        if self.is_conjugated:
+            return conjugate(convert(self.dtype, value))
+        return convert(self.dtype, value)
+
+    def on_diagonal(self, value: Numeric) -> Any:
+        if self.is_conjugated:
+            return convert(self.dtype, convert(self.dtype, value).real)
+        return convert(self.dtype, value)
+
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
+        if self.holds(tile.index[0], tile.index[1], tile.size[0], tile.size[1], 1):
+            self.layout.store(data, tile, values, shape)
+            if self.is_mirrored:
+                each(store_mirrored, values, self, data, tile, shape)
+        else:
+            store_elements(self, data, tile, values, shape)
+
+    # -- host -----------------------------------------------------------------------------------------------------------
+
+    def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
+        if self.is_mirrored:
+            raise TypeError(f"{name} has the layout {self!r}, which stores D in both halves; read the array itself")
+        return super().as_operand(name, transformed)
+
+    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        if rows != columns:
+            raise ValueError(f"out is {rows} x {columns}; a symmetric matrix is square")
+        return rows, columns
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         if rows != columns:
             raise ValueError(f"{name} is {rows} x {columns}; a symmetric matrix is square")
         super().check(array, rows, columns, name)
+
+
+def store_mirrored(value: Numeric, n: int, layout: Any, data: View, tile: Tile, shape: StackShape) -> None:
+    """Element ``n`` of a tile, on the other side of the diagonal."""
+    i, j = tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0]
+    layout.layout.store_element(data, j, i, layout.mirrored(value), shape)
 
 
 def _check_array(layout: GlobalLayout, array: ArrayInfo | None, shape: tuple[int, ...], name: str, needed: str) -> None:

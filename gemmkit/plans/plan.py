@@ -79,7 +79,7 @@ class Plan:
         infos = describe_all(a, b, c, out)
         problem = self._resolve(infos, conf, keywords)
         d_layout = problem.config.global_d_layout
-        self._dtype = d_layout.storage
+        self._dtype, self._discards = d_layout.storage, d_layout.is_discarded
         self._shape = problem.vectors.result_shape((*(problem.stack or ()), *d_layout.array_shape(problem.M, problem.N)))
         if out is None:
             out = empty_like(a, self._shape, self._dtype)
@@ -108,7 +108,8 @@ class Plan:
         self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
-        self._fits = fitting(self._infos, self._align)
+        self._in_place = not problem.config.global_d_layout.is_mirrored
+        self._fits = fitting(self._infos, self._align, self._in_place)
         self._held = problem.held
         self._writes = any(held.is_output for _, held in self._held)
         self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
@@ -182,9 +183,8 @@ class Plan:
         """
         if self.stands is not None:
             self.current()
-        if self._joined:
-            return self._call_of_matrices(None, a, b, c, out, stream)
-        return self._call(None, a, b, c, out, stream)
+        found = (self._call_of_matrices if self._joined else self._call)(None, a, b, c, out, stream)
+        return None if self._discards else found
 
     def _call_of_matrices(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
@@ -224,7 +224,7 @@ class Plan:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
         infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
         given = infos["out"]
-        check_held(held, infos, () if given is None else (self._seen(given),))
+        check_held(held, infos, () if given is None else (self._seen(given),), self._in_place)
 
     def _seen(self, out: ArrayInfo) -> ArrayInfo:
         """The result as the kernel sees it, all of a stack."""
@@ -239,7 +239,7 @@ class Plan:
                 return
             given = describe(out, "out")
             own = [(field, info) for field, f in frozen.items() for info in f.arrays]
-            if not any(overlaps(info, given) and not (field in ALONGSIDE and are_the_same(info, given))
+            if not any(overlaps(info, given) and not (self._in_place and field in ALONGSIDE and are_the_same(info, given))
                        for field, info in (*own, *((field, held.info) for field, held in fixed))):
                 return
         theirs = [of for of in held_by(components) if of[0] in frozen]
@@ -284,7 +284,7 @@ class Plan:
         without_c = self._infos[2] is None
         same, with_out = self._alike
         has_work, (allocate, address_of), find_stream = self._has_work, self._allocate, self._find_stream
-        fits, shares = self._fits, sharing(self._infos, self._held)
+        fits, shares = self._fits, sharing(self._infos, self._held, self._in_place)
         fit = Cache()                          # with the plan's own components, and with what others bring
         fit_alone = fit if shares is None else Cache()
         starts, planned = self._starts, self._starts.get(())
@@ -304,7 +304,7 @@ class Plan:
             else:                                              # arrays of several libraries, or otherwise alike
                 given = (at_out, *(match(x) for match, x in zip(matches, (a, b, c))))
             if given not in (fit if brought is None else fit_alone):
-                if isinstance(a, Matrix) or isinstance(b, Matrix):
+                if isinstance(a, Matrix) or isinstance(b, Matrix) or isinstance(out, Matrix):
                     return self._call_of_matrices(brought, a, b, c, out, stream)
                 if None in given or not fits(*given):
                     self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
@@ -363,7 +363,7 @@ class Plan:
                                  "make another plan, or call matmul")
         out = infos["out"]
         assert out is not None
-        check_out(out, infos)
+        check_out(out, infos, self._in_place)
         raise ValueError("an array comes from another library than the plan's; make another plan, or call matmul")
 
     def _stream(self, stream: Any) -> int:
@@ -376,7 +376,7 @@ class Plan:
         return current_stream(self._library, self._device, producer_stream(a, self._library))
 
     def _call_on_host(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-        if isinstance(a, Matrix) or isinstance(b, Matrix):
+        if isinstance(a, Matrix) or isinstance(b, Matrix) or isinstance(out, Matrix):
             return self._call_of_matrices(brought, a, b, c, out, stream)
         return self._emulate(a, b, c, out)
 
@@ -395,8 +395,8 @@ class Plan:
                    *(0 if x is None else x.pointer for x in map(infos.get, OPERANDS))):
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
-        check_out(infos["out"], infos)
-        check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),))
+        check_out(infos["out"], infos, self._in_place)
+        check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),), self._in_place)
         if self._has_work:
             mode.run(compiled, (a, b, c, out))
         return out
@@ -424,7 +424,8 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
         b: (K, N), as a.
         c: (M, N), or None for a plan without C.
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
-        out: (M, N), an example of the results; None: results are new arrays of a's library, of ``dtype``.
+        out: (M, N), an example of the results, or a matrix of `gemmkit.layouts`, as `gemmkit.matmul` takes it; None: results
+            are new arrays of a's library, of ``dtype``.
         keywords: those of `gemmkit.matmul`. Types of components are the plan's; their arrays and numbers may change with
             each call.
 

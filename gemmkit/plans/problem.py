@@ -10,17 +10,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from gemmkit.components import ALONGSIDE, CapturedArray, Component, arrays_of, check_held, field_values
+from gemmkit.components import ALONGSIDE, MIRRORED, CapturedArray, Component, arrays_of, check_held, field_values
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
 from gemmkit.lang.checks import check_dtype, check_methods, dtype_given
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
+from gemmkit.layouts import ArrayLayout, ColMajor, Discarded, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
 from gemmkit.layouts.base import check_dimensions, leading
 from gemmkit.layouts.matrices import CallSizes
 from gemmkit.operators import Algebra, Operator
@@ -41,7 +41,7 @@ from gemmkit.transforms import Transform
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.choose import ProductProblem, by_precision
-from gemmkit.tuning.operators import embed, new_layout
+from gemmkit.tuning.operators import embed, new_dtype, new_layout
 from gemmkit.tuning.problems import Choice, choose
 
 __all__ = [
@@ -59,12 +59,12 @@ __all__ = [
 Question = Callable[[int, int, int, int], bool]
 
 
-def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Question:
+def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int], in_place: bool = True) -> Question:
     """``f(out, a, b, c)``: whether arrays at these addresses are as aligned as a plan's, and out shares memory with none.
-    It may be c itself. An array that is not there is at address 0."""
+    ``in_place`` it may be c itself. An array that is not there is at address 0."""
     (a0, a1), (b0, b1), (c0, c1), (d0, d1) = map(_extent, infos)
     c, out = infos[2:]
-    has_c, may_be_c = c is not None, c is not None and out is not None and _are_alike(c, out)
+    has_c, may_be_c = c is not None, in_place and c is not None and out is not None and _are_alike(c, out)
     mask = max(alignments) - 1
 
     def fits(at_out: int, at_a: int, at_b: int, at_c: int) -> bool:
@@ -86,7 +86,8 @@ def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Que
     return fits
 
 
-def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, CapturedArray]]) -> Question | None:
+def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, CapturedArray]],
+            in_place: bool = True) -> Question | None:
     """``f(out, a, b, c)``: whether arrays at these addresses may share memory with the components', where one of them is
     written; None where the components have no arrays."""
     if not held:
@@ -94,7 +95,7 @@ def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, Capture
     (a0, a1), (b0, b1), (c0, c1), (d0, d1) = map(_extent, infos)
     out = infos[3]
     assert out is not None
-    read = [(*byte_range(x.info), x.info.pointer if field in ALONGSIDE and _are_alike(x.info, out) else -1)
+    read = [(*byte_range(x.info), x.info.pointer if in_place and field in ALONGSIDE and _are_alike(x.info, out) else -1)
             for field, x in held]
     written = [byte_range(x.info) for _, x in held if x.is_output]
 
@@ -441,6 +442,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         a, b, c, out = _matrices(vectors, a, b, c, out, conf, keywords)
     given = infos = {"a": a, "b": b, "c": c, "out": out}
     layouts = _layouts(infos, conf, keywords, dtype)
+    if isinstance(layouts["d"], Discarded):
+        keywords["global_d_layout"] = layouts["d"] = _typed(layouts, conf, keywords, target(a.device), dtype)
     stack = stack_of(infos, {**layouts, "out": layouts["d"]})
     infos = first_matrices(infos, {**layouts, "out": layouts["d"]}, stack)
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
@@ -466,12 +469,14 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if not choice.swap_ab:
         _check_operands(infos, conf, M, N, K)
     if out is not None:
-        check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
+        in_place = not conf.global_d_layout.is_mirrored
+        check_out(*((infos["out"], infos) if stack is None else (out, given)), in_place)       # type: ignore[arg-type]
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
     call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, choice.swap_ab,
                 key, vectors, choice.by)
-    check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
+    check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,),
+               not conf.global_d_layout.is_mirrored)
     return call
 
 
@@ -586,6 +591,18 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
     return out
 
 
+def _typed(layouts: Mapping[str, Any], conf: Config | None, keywords: dict[str, Any], device: DeviceInfo,
+           dtype: np.dtype | None) -> Discarded:
+    """The layout of a D that is not stored, with the dtype that a stored one would have where it says none."""
+    found, of_conf = layouts["d"], getattr(conf, "global_d_layout", None)
+    if found.dtype is not None:
+        return cast(Discarded, found)
+    if dtype is None and of_conf is not None:
+        dtype = of_conf.dtype
+    return Discarded(new_dtype(layouts["a"].dtype, layouts["b"].dtype, keywords.get("operator"), device, dtype,
+                               keywords.get("epilogue")))
+
+
 def _seen(info: ArrayInfo | None, layout: ArrayLayout | None, name: str) -> ArrayInfo | None:
     if info is None or layout is None:
         return info
@@ -688,16 +705,20 @@ def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
                           f"and its layout is {layout!r}; use {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
 
 
-def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
-    """``out`` can be written and shares memory with no other array (it may be c itself)."""
+def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None], in_place: bool = True) -> None:
+    """``out`` can be written and shares memory with no other array (``in_place`` it may be c itself)."""
     if out.readonly:
         raise ValueError("out is read-only; give a writable array, or leave it out")
     if overlaps_itself(out):
         raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
     for name in ("a", "b", "c"):
         info = infos.get(name)
-        if info is None or not shares_memory(out, info) or (name == "c" and are_the_same(info, out)):
+        if info is None or not shares_memory(out, info):
             continue
+        if name == "c" and are_the_same(info, out):
+            if in_place:
+                continue
+            raise ValueError(f"out is c, and {MIRRORED}; give out memory of its own, or a half alone")
         raise ValueError(f"out overlaps {name} in memory; every thread block reads {name} while others write out")
 
 

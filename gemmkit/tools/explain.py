@@ -78,8 +78,8 @@ def summary(subject: ExplainedKernel) -> str:
 def advice(subject: ExplainedKernel) -> str:
     """The first thing that is worth trying, and why."""
     conf, spec, (M, N, K) = subject.conf, subject.spec, subject.sizes
-    rows, columns = spec.scheduler.tiles(M, N)
-    tiles, slots = rows * columns * subject.compiled.computed.products, subject.device.sm_count
+    tiles = spec.scheduler.computed(M, N) * spec.cluster.size * subject.compiled.computed.products
+    slots = subject.device.sm_count
     kernel = subject.kernel
     if isinstance(kernel, CompiledKernel) and kernel.usage.spill_stores:
         return f"a smaller tile of a block: this one spills {kernel.usage.spill_stores} bytes a thread"

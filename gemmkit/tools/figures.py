@@ -71,7 +71,7 @@ def grid(subject: ExplainedKernel) -> str:
         f", in clusters of {cluster.m} x {cluster.n}" if cluster.size > 1 else ""
     )
     if rows * columns <= MOST_BLOCKS:
-        order = {spec.scheduler.order.block(n, rows, columns): n for n in range(rows * columns)}
+        order = {spec.scheduler.order.block(n, rows, columns): n for n in range(spec.scheduler.order.count(rows, columns))}
         at_once = max(1, subject.device.sm_count // max(cluster.size, 1))
         for (m, n), number in order.items():
             x, y = 30 + n * size.N * cluster.n * scale, 16 + m * size.M * cluster.m * scale

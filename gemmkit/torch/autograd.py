@@ -398,6 +398,9 @@ def _refusal(conf: Config | None, components: dict[str, Any], operator: object, 
         transform = part(name)
         if transform is not None and not transform.is_identity:
             return f"{name}={transform!r} changes elements on the way"
+    d = part("global_d_layout")
+    if d is not None and (d.is_half or d.is_discarded):
+        return f"global_d_layout={d!r} does not keep all that the product gives"
     if components.get("condition") is not None or part("observe_a") is not None:
         return "condition= and observe_a= decide more than D's elements"
     if isinstance(operator, Semiring):

@@ -42,7 +42,7 @@ from gemmkit.kernels.config import (
     sizes_given,
     with_swap_ab,
 )
-from gemmkit.kernels.spec import FAMILIES
+from gemmkit.kernels.spec import FAMILIES, rule
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Plain, RowMajor, Zero
@@ -412,6 +412,9 @@ def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape:
     values = {name: value for name, value in fields.items() if value is not None}
     values.update(operator=operator, global_a_layout=global_a_layout)
     check_fields(values)
+    d: Any = values.get("global_d_layout")
+    rule(d is None or d.dtype is not None, "global_d_layout", d, "a configuration says the type of D's elements: "
+         "Discarded('float32')")
     return complete(values, sizes_given(gemm_shape), device_given(device), products_given(gemm_shape))
 
 

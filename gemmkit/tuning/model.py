@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, Order, at_once
+from gemmkit.kernels.collectives.scheduler import Grouped, HalfOfTiles, Hilbert, Order, at_once
 from gemmkit.kernels.collectives.split_k import LEAST, StreamK, division, takes_slices
 from gemmkit.kernels.sm90.exchange import in_one_cluster
 from gemmkit.layouts import ArrayLayout, Plain, RowMajor
@@ -153,6 +153,7 @@ class CostedTile:
     splits: int | StreamK = 1
     order: Order = Grouped(8)
     depth: int = LINE                  # bytes of K in a stage
+    is_half: bool = False              # of a symmetric D: tiles on one side of the diagonal alone are computed
 
     @cached_property
     def tiles(self) -> int:
@@ -176,7 +177,9 @@ class CostedTile:
 
     def clusters(self, sizes: tuple[int, int, int], products: int) -> int:
         """Clusters of tiles."""
-        return (-(-sizes[0] // (self.M * self.cluster[0]))) * (-(-sizes[1] // (self.N * self.cluster[1]))) * products
+        m, n = self.M * self.cluster[0], self.N * self.cluster[1]
+        order = HalfOfTiles.of(self.order, (m, n), False) if self.is_half else self.order
+        return order.count(-(-sizes[0] // m), -(-sizes[1] // n)) * products
 
     def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, supply: Supply | None,
                products: int) -> float:

@@ -237,7 +237,10 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
         listed = tuple(one for one in copies.hoppers(sizes, device, products) if always or one.splits == 1)
     else:
         first, last = _shareable(table, supply is None, a, b)
-        shared = by_workspace(sizes, device, products, table.workspace, table.least_shared) if always else ()
+        workspace = table.workspace
+        if getattr(d, "is_half", False):
+            first, last, workspace = map(_of_half, (first, last, workspace))
+        shared = by_workspace(sizes, device, products, workspace, table.least_shared) if always else ()
         listed = first + can_share(shared, a, b) + last if always else first
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
@@ -257,6 +260,11 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return _operator(mapping.N, a.dtype), mapping.fields
+
+
+def _of_half(listed: tuple[CostedTile, ...]) -> tuple[CostedTile, ...]:
+    """The mappings where half of a symmetric D is computed."""
+    return tuple(dataclasses.replace(one, is_half=True) for one in listed)
 
 
 @lru_cache(maxsize=64)

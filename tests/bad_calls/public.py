@@ -90,7 +90,11 @@ GOOD: dict[str, tuple[str, str]] = {
     "in_features": ("count", "16"), "out_features": ("count", "3"), "torch.bias": ("any", "True"), "name": ("word", "'tests::drawn'"),
     "torch.a": ("array", "torch.ones(5, 7)"), "torch.b": ("array", "torch.ones(7, 3)"), "op.a": ("function:1", "None"),
     "op.b": ("function:1", "None"), "torch.activation": ("word", "None"),
-    "GroupQuantised.zeros": ("array", "None"),
+    "GroupQuantised.zeros": ("array", "None"), "uplo": ("word", "'L'"), "side": ("word", "'L'"), "diag": ("word", "'N'"),
+    "trans": ("word", "'N'"), "hermitian": ("any", "False"), "syrk.c": ("array", "of(3, 5, 5)"), "herk.c": ("array", "of(3, 5, 5)"),
+    "syrk.beta": ("count", "0.5"), "herk.beta": ("count", "0.5"), "symm.beta": ("count", "0.5"), "symm.a": ("array", "of(1, 7, 7)"),
+    "symm.c": ("array", "of(3, 7, 3)"), "trmm.a": ("array", "of(1, 7, 7)"), "trmm.c": ("array", "of(3, 7, 3)"),
+    "Discard.dtype": ("dtype", "None"),
 }
 
 #: Fields that a configuration sets in a component.

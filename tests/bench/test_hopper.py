@@ -23,7 +23,7 @@ from tests.support.patches import Seeded
 
 
 def small(work: str = "matmul", peer: str = "cuBLAS", layout: str = "nn", **more: Any) -> Case:
-    sizes = (32, 32, 32) if "diagonal" in work else (24, 16, 32)
+    sizes = (32, 32, 32) if "diagonal" in work or work == "gram" else (24, 16, 32)
     return Case("fused", work, "f16", *sizes, layout, peer=peer, **more)
 
 

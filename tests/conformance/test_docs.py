@@ -75,12 +75,12 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
 @pytest.mark.parametrize("part", range(PARTS))
 def test_fusion(part: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     path = DOCS / "fusion.md"
-    assert sum(b.language == "python" for b in markdown.blocks(path)) == 17
+    assert sum(b.language == "python" for b in markdown.blocks(path)) == 19
 
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(path, monkeypatch, rng, {}, check, part_of(17, part)) >= 17 // PARTS
+    assert markdown.run(path, monkeypatch, rng, {}, check, part_of(19, part)) >= 19 // PARTS
 
 
 def test_experiments_shows_the_results_that_are_there() -> None:

@@ -15,6 +15,7 @@ from examples import (
     hydrogen_chain,
     hydrogen_integrals,
     machine,
+    newton_schulz,
     programs,
     sensitivities,
     shortest_paths,
@@ -345,3 +346,16 @@ def test_a_layer_of_experts(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.gpu
 def test_a_layer_of_experts_on_a_gpu() -> None:
     assert experts.main(emulate=False, tokens=1000)
+
+
+@pytest.mark.kin(3)
+def test_an_orthogonal_gradient(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert newton_schulz.main(emulate=True, rows=40)
+    assert "5 steps of 40 x 60, in the emulator" in capsys.readouterr().out
+    monkeypatch.setattr(newton_schulz, "WANTED_ERROR", 0.0)
+    assert newton_schulz.command(["--emulate", "--rows", "8"]) == 1
+
+
+@pytest.mark.gpu
+def test_an_orthogonal_gradient_on_a_gpu() -> None:
+    assert newton_schulz.main(emulate=False, rows=1000)

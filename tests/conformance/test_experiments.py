@@ -349,7 +349,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert "FAILED: algebras: dual f16" in said and "geometric mean 1.200 (bar 1.1, aim 1.5: bar; f16 1.200, f32 1.200)" in said
     assert plot.main([str(tmp_path / "experiments.json"), str(tmp_path / "experiments.svg")]) == 0 and (tmp_path / "experiments-tccg.svg").exists()
-    assert experiments.main(["--list"]) == 0 and "112 rows" in capsys.readouterr().out
+    assert experiments.main(["--list"]) == 0 and "118 rows" in capsys.readouterr().out
     for bad in (["round"], ["--groups", "round"]):
         with pytest.raises(SystemExit) as stop:
             experiments.main(bad)

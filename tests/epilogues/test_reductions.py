@@ -390,7 +390,7 @@ def test_an_observer_and_states_of_ones_own_compute() -> None:
 def machine_code(size: int, **keywords: Any) -> tuple[Any, Counter[str], list[Any]]:
     """The resources and opcodes of a product's kernel, and the kernels behind it."""
     a, b, out = (np.empty((size, size), np.float16) for _ in range(3))
-    first, *behind = ahead.recorded(lambda: gk.matmul(a, b, out=out, **keywords), H100, zeros=False)
+    first, *behind = ahead.recorded(lambda: gk.matmul(a, b, **{"out": out, **keywords}), H100, zeros=False)
     entry = first.launchable.entry()
     counts = Counter({name: number for name, number in instruction_counts(disassemble(entry.cubin), full=True).items()})
     return entry.meta["usage"], counts, behind

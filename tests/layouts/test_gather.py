@@ -275,7 +275,7 @@ def test_a_row_twice() -> None:
 def test_what_is_no_result() -> None:
     y, b = np.full((4, 2), np.nan, F32_SCATTERED), np.ones((8, 2), F32_SCATTERED)
     with gk.emulate():
-        with pytest.raises(TypeError, match="out is a Gather, whose layout .* stores nothing; give an array or a Scatter"):
+        with pytest.raises(TypeError, match="out is a Gather, whose layout .* stores nothing; give an array, a SymmetricMatrix or a Scatter"):
             gk.matmul(X_SCATTERED[:2], b, out=gk.layouts.Gather(y, INDEX_SCATTERED))
         with pytest.raises(TypeError, match="a is a Scatter, which is for out; give a Gather"):
             gk.matmul(gk.layouts.Scatter(X_SCATTERED, INDEX_SCATTERED), b)

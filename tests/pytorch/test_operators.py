@@ -272,6 +272,8 @@ def test_matmul_is_recorded(keywords: dict[str, Any], reference: Any, has_c: boo
     (dict(stream=1), ValueError, "stream= is given"),
     (dict(b=np.eye(3)), TypeError, "b is ndarray"),
     (dict(keywords=dict(epilogue=Softmax())), NotImplementedError, "gemmkit.matmul has no derivative: Softmax"),
+    (dict(keywords=dict(global_d_layout=gk.layouts.Symmetric(gk.layouts.RowMajor("float32")))), NotImplementedError,
+     "gemmkit.matmul has no derivative: global_d_layout=Symmetric"),
 ])
 def test_what_cannot_be_recorded(given: dict[str, Any], kind: type[Exception], words: str) -> None:
     call = {**dict(a=drawn(3, 3).requires_grad_(), b=drawn(3, 3), c=None, conf=None, out=None, stream=None, keywords={}), **given}

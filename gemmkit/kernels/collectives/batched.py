@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -115,7 +114,7 @@ class Batched(ManyProducts):
 
     @classmethod
     def of(cls, one: TileScheduler, arrays: OperandArrays) -> Batched:
-        tiles, products = math.prod(one.grid(arrays.M, arrays.N)), arrays.products or 0
+        tiles, products = one.computed(arrays.M, arrays.N), arrays.products or 0
         if tiles * products * one.cluster.size * one.reduction.blocks_of_a_tile >= LIMIT:
             raise ValueError(f"a and b are {products} products of {tiles} tiles each; a launch has less than {LIMIT}")
         infos = arrays.a, arrays.b, arrays.c, arrays.out
@@ -144,6 +143,9 @@ class Batched(ManyProducts):
 
     def grid(self, M: int, N: int) -> tuple[int, int]:
         return self.one.grid(M, N)
+
+    def computed(self, M: int, N: int) -> int:
+        return self.one.computed(M, N)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -701,6 +701,11 @@ class OperandArrays:
         """Multiprocessors of the device, 0 where it is not known."""
         return 0 if self.device is None else self.device.sm_count
 
+    @property
+    def count(self) -> int:
+        """How many products there are."""
+        return 1 if self.products is None else self.products
+
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of "a", "b", "c" or "out"."""
         return {"a": (self.M, self.K), "b": (self.K, self.N)}.get(name, (self.M, self.N))

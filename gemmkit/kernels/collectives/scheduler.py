@@ -5,6 +5,7 @@ Producer and consumers iterate over the same tiles and stages without communicat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.lang.checks import pair, truth
 from gemmkit.lang.component_products import StackShape, matrix_of
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
 from gemmkit.lang.registers import Registers, fold, join
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
@@ -432,7 +434,8 @@ UNSPLIT = Reduction()
 
 @dataclass(frozen=True)
 class Order(Component):
-    """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; every tile exactly once."""
+    """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; each of the ``count(rows, columns)`` tiles that
+    are computed exactly once. That is all of them, but of a `HalfOfTiles`."""
 
     device_methods = ("block", "await_tile")
 
@@ -444,6 +447,10 @@ class Order(Component):
         """Return when a tile's operands are there, with what this thread has waited for: the ``opened`` of its next call (-1
         in the first). Here they are there before the launch."""
         return opened
+
+    def count(self, rows: int, columns: int) -> int:
+        """How many tiles are computed."""
+        return rows * columns
 
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         """Column by column."""
@@ -532,6 +539,62 @@ class Hilbert(Order):
 
 
 @dataclass(frozen=True)
+class HalfOfTiles(Order):
+    """The tiles of a square matrix on one side of the diagonal, and those that it crosses: ``order`` in a half of the grid.
+
+    Tiles are taken together in squares of ``rows`` x ``columns`` tiles, whose diagonal is the matrix's. The squares of the
+    lower half, of n to a side, fill a rectangle of n / 2 columns and n + 1 rows (of an odd n, of (n + 1) / 2 and n): the
+    part of the triangle that is right of the rectangle stands transposed above the rest (LAPACK's rectangular full packed
+    format). ``order`` orders this rectangle, so that neighbours in time are neighbours in the matrix as in all of a grid.
+    The squares of an ``upper`` half are those of the lower one transposed.
+
+    >>> order = HalfOfTiles(Columns())
+    >>> order.count(4, 4), [order.block(n, 4, 4) for n in range(10)]
+    (10, [(2, 2), (0, 0), (1, 0), (2, 0), (3, 0), (3, 2), (3, 3), (1, 1), (2, 1), (3, 1)])
+    """
+
+    order: Order
+    rows: int = 1
+    columns: int = 1
+    upper: bool = False
+
+    @classmethod
+    def of(cls, order: Order, tile: tuple[int, int], upper: bool) -> HalfOfTiles:
+        """Of tiles of so many rows and columns (those of a cluster).
+
+        Raises ConfigError for an order whose tiles wait for operands.
+        """
+        if order.gates:
+            raise ConfigError(f"order={order!r}: its tiles are those of a whole matrix; give another order, or an out that "
+                              "is no SymmetricMatrix")
+        side = math.lcm(*tile)
+        return cls(order, side // tile[0], side // tile[1], upper)
+
+    def squares(self, rows: int) -> int:
+        """Squares along a side of a matrix of so many rows of tiles."""
+        return udiv(rows + self.rows - 1, self.rows)
+
+    def count(self, rows: int, columns: int) -> int:
+        side = self.squares(rows)
+        return (side * (side + 1) >> 1) * (self.rows * self.columns)
+
+    def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
+        square = udiv(linear, self.rows * self.columns)
+        tile = linear - square * (self.rows * self.columns)
+        side = self.squares(rows)
+        odd = side & 1
+        wide = (side + 1) >> 1
+        i, j = pair(self.order, "block", self.order.block(square, side + 1 - odd, wide))
+        row = i - 1 + odd                              # an even side has a row of the transposed part above all others
+        is_below = row >= j
+        m, n = row if is_below else wide + j - odd, j if is_below else wide + i
+        if self.upper:
+            m, n = n, m
+        column = udiv(tile, self.rows)
+        return m * self.rows + tile - column * self.rows, n * self.columns + column
+
+
+@dataclass(frozen=True)
 class TileScheduler(Component):
     """Tiles of ``block`` in the order that a rasterisation gives them, for each cluster one after the other.
 
@@ -565,7 +628,7 @@ class TileScheduler(Component):
         return udiv(shape.N + size - 1, size)
 
     def count(self, shape: StackShape) -> int:
-        return self.rows(shape) * self.columns(shape)
+        return self.order.count(self.rows(shape), self.columns(shape))
 
     def own(self) -> int:
         """The number of this block's cluster in the grid."""
@@ -666,6 +729,10 @@ class TileScheduler(Component):
         size = self.block.size
         return -(-M // (size.M * self.cluster.m)), -(-N // (size.N * self.cluster.n))
 
+    def computed(self, M: int, N: int) -> int:
+        """How many of these tiles are computed: of a product."""
+        return self.order.count(*self.grid(M, N))
+
 
 @dataclass(frozen=True)
 class Persistent(TileScheduler):
@@ -673,8 +740,7 @@ class Persistent(TileScheduler):
     tile's share, and all must be resident."""
 
     def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
-        rows, columns = self.grid(M, N)
-        clusters = rows * columns * products * self.reduction.blocks_of_a_tile
+        clusters = self.computed(M, N) * products * self.reduction.blocks_of_a_tile
         return (clusters if self.reduction.waits else min(clusters, self.cluster.at_once(sm_count))) * self.cluster.size
 
 
@@ -683,8 +749,7 @@ class OneTilePerBlock(TileScheduler):
     """A block for every tile, or as many as share its K."""
 
     def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
-        rows, columns = self.grid(M, N)
-        return rows * columns * products * self.cluster.size * self.reduction.blocks_of_a_tile
+        return self.computed(M, N) * products * self.cluster.size * self.reduction.blocks_of_a_tile
 
 
 def k_range_of(layout: GlobalLayout, begin: int, end: int, shape: StackShape) -> tuple:

@@ -35,7 +35,7 @@ from gemmkit.kernels.simt import (
 )
 from gemmkit.kernels.sm80 import routes
 from gemmkit.kernels.sm80.routes import ANYWHERE, AT_EDGES, COPIES, INSIDE, AsyncCopies, Copies, Reach, copies_of
-from gemmkit.kernels.spec import KernelFamily, rule
+from gemmkit.kernels.spec import KernelFamily, order_of, rule
 from gemmkit.lang.component_products import StackShape, of_part, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import View
@@ -590,7 +590,7 @@ class Sm80(KernelFamily):
         if arrays is not None:
             a, b = clipped_inputs(config, a, b, arrays)
             d = stored_by_neighbours(d, arrays.out, arrays.extents("out"), config.epilogue)
-        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster())
+        scheduler = OneTilePerBlock(order_of(config, Cluster()), config.block_shape, Cluster())
         spec = Sm80Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
                         config.epilogue, config.condition, scheduler, config.has_c, config.stages, copies=copies)
         if config.splits != 1:
@@ -603,8 +603,7 @@ class Sm80(KernelFamily):
 
 def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, config: Config, arrays: OperandArrays | None) -> TileScheduler:
     """A scheduler of blocks that share tiles by a workspace."""
-    rows, columns = scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
-    tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)
+    tiles = scheduler.computed(arrays.M, arrays.N) * arrays.count if arrays else 1
     if isinstance(config.splits, StreamK):
         most = most_blocks(config.splits, arrays.device if arrays else None, config.threads, spec.laid_out().shared_bytes,
                            config.blocks_per_sm)

@@ -518,8 +518,7 @@ def exchange_of(spec: Sm90Spec, slices: int, sharing: SharedK, arrays: OperandAr
     from gemmkit.runtime.launch import described
 
     shares, cluster, count = sharing.shares, spec.cluster, int(spec.operator.fragment_c.count)
-    rows, columns = spec.scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
-    tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)
+    tiles = spec.scheduler.computed(arrays.M, arrays.N) * arrays.count if arrays else 1
     if arrays:
         sharing.check_resident(tiles * shares, cluster.at_once(arrays.sm_count))
     consumers = tiles * cluster.size * spec.consumers
@@ -617,8 +616,7 @@ def streamed_clusters(scheduler: TileScheduler, how: StreamK, arrays: OperandArr
             raise ConfigError(f"splits={how!r}: blocks wait for each other, and the device holds {most} clusters of "
                               f"{cluster.m}x{cluster.n} at once; use {most * cluster.size} blocks or fewer")
         most = how.blocks // cluster.size
-    rows, columns = scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
-    tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)
+    tiles = scheduler.computed(arrays.M, arrays.N) * arrays.count if arrays else 1
     stream = streamed_in_shares(scheduler, how, tiles, arrays.K if arrays else 0, most, cluster.size * size.M * size.N)
     return dataclasses.replace(stream, reduction=ClustersStreamK())
 

@@ -61,7 +61,7 @@ from gemmkit.kernels.sm90.rewrite import Deinterleave, DeinterleaveProducer, Par
 from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer, StagedProducer, StagedRoute
 from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
 from gemmkit.kernels.sm90.tma import InterleavedTma, JoinedTma, Request, Tma, TmaProducer
-from gemmkit.kernels.spec import KernelFamily, Spec, rule
+from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, kind
 from gemmkit.lang.numba_hooks import types
@@ -489,7 +489,7 @@ class Sm90(KernelFamily):
         sharing = SharedK(config.splits, config.cluster)
         cluster = Cluster(m, n, sharing.in_cluster)
         scheduler: TileScheduler = Persistent(
-            config.order, config.block_shape, cluster, sharing.reduction)
+            order_of(config, cluster), config.block_shape, cluster, sharing.reduction)
         if isinstance(config.splits, StreamK):
             scheduler = streamed_clusters(scheduler, config.splits, arrays)
         spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,

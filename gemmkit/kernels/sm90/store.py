@@ -8,6 +8,7 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 | `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D |
 | `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | runs in D |
 | `InterleavedStore` | from the registers, in vectors | D's neighbours are eight columns apart, or a multiple |
+| `SymmetricTmaStore` | as `TmaStore`; what is off the diagonal twice, once transposed | a symmetric D |
 | `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
 
 `store_of` says which: TMA where it can, else the longest vectors. A folded product's leaves by any of them (`Folding`).
@@ -31,7 +32,7 @@ from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.component_products import with_number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import apply, deal, each, generate, join, split
-from gemmkit.layouts import Folded, Matricised, Plain, RowMajor
+from gemmkit.layouts import Folded, Matricised, Plain, RowMajor, Symmetric
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import Swizzled
 from gemmkit.ptx.memory import shared
@@ -232,6 +233,85 @@ class TmaStore(SubtileStore):
         """Shared memory must last until TMA has read it."""
         if thread_index() % 128 == 0:
             tma_wait(0)
+
+
+@dataclass(frozen=True)
+class SymmetricTmaStore(TmaStore):
+    """TMA stores those of the square subtiles that lie within D's half, off the diagonal (`gemmkit.layouts.Symmetric`), and
+    ``twice`` where D has both halves: as they are, and transposed, each from a buffer of its own. Threads store what the
+    half has of subtiles on the diagonal from their registers: of N / 64 squared / 2 subtiles these are N / 64."""
+
+    twice: bool = False
+
+    @cached_property
+    def pending(self) -> int:
+        return BUFFERS - 1 if self.twice or self.fragments * self.count % BUFFERS == 0 else 0
+
+    def position(self, p: int, i: int, group: int) -> int:
+        if self.twice:
+            return group * BUFFERS * self.elements
+        return (group * BUFFERS + (i * self.count + p) % BUFFERS) * self.elements
+
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+        row, column = part.m, part.n + p * self.columns
+        if spec.d.layout.holds(row, column, 64, self.columns, 1):
+            self.await_buffer(i + p, part)
+            self.send(values, p, i, spec, outputs, part)
+            if self.twice:
+                self.await_buffer(i + p, part)
+                self.send_transposed(values, p, spec, outputs, part)
+        else:
+            if row == column:
+                each(store_pair_of_half, split(values, 2), spec, outputs, row + own_row(), column + own_column())
+            self.pass_over()
+
+    def await_buffer(self, number: int, part: ConsumerPart) -> None:
+        """TMA has read what was in the buffer that is written next."""
+        if thread_index() % 128 == 0:
+            if number == 0:
+                tma_wait_read(self.pending)
+            else:
+                tma_wait_read(BUFFERS - 1)
+        named_barrier(self.barrier + part.group, 128)
+
+    def send_transposed(self, values: tuple, p: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+        """The subtile's columns are lines of the other half."""
+        position = (part.group * BUFFERS + 1) * self.elements
+        pointer = shared(spec.d.shared.dtype, self.offset)
+        each(put_transposed, split(values, 8), spec, pointer, position)
+        fence_async()
+        named_barrier(self.barrier + part.group, 128)
+        if thread_index() % 128 == 0:
+            matrix = spec.scheduler.stack.d.coordinates(outputs.batch)
+            tma_store(outputs.map_d, join(((part.m, part.n + p * self.columns), matrix)), pointer, position)
+            tma_commit()
+
+    def pass_over(self) -> None:
+        """A subtile that TMA does not store counts as stored."""
+        if thread_index() % 128 == 0:
+            tma_commit()
+            if self.twice:
+                tma_commit()
+
+    def leave_out(self, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
+        for _ in range(self.count):
+            self.pass_over()
+
+
+def put_transposed(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
+    """`put_matrix`, where a row of D is a column of the subtile."""
+    i, j = by_columns(2, 8, 8)(lane_index())
+    row = udiv(thread_index() % 128, 32) * 16 + i
+    stmatrix(pointer, position, spec.d.shared.position((n * 16 + j, row), 64), values, True)
+
+
+def store_pair_of_half(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    each(store_one_of_half, split(pair, 1), spec, outputs, row + n % 2 * 8, column + n // 2 * 8)
+
+
+def store_one_of_half(one: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    if row < outputs.shape.M and column + n < outputs.shape.N:
+        spec.d.layout.store_element(outputs.d, row, column + n, one[0], outputs.shape)
 
 
 @dataclass(frozen=True)
@@ -465,6 +545,8 @@ FOLDING: dict[type[TileStore], Any] = {TmaStore: FoldingTmaStore, VectorStore: F
 
 def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:
     """How D leaves: a folded one as that of a product with D's own columns and what follows the fold would."""
+    if isinstance(spec.d.layout, Symmetric):
+        return symmetric_store(spec, info, extents, barrier)
     if not isinstance(spec.d.layout, Folded):
         return InterleavedStore.of(spec, info, extents, barrier) or store_of(spec, info, extents, barrier)
     folded: Folded = spec.d.layout
@@ -475,6 +557,16 @@ def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barri
     if isinstance(store, SubtileStore) and alike.block.size.N // spec.exchange.slices % store.columns:
         store = DirectStore(barrier)                       # the columns that are left are fewer than a panel's
     return FOLDING[type(store)](**{field.name: getattr(store, field.name) for field in dataclasses.fields(store)})
+
+
+def symmetric_store(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:
+    """How a symmetric D leaves: by TMA where a whole one would, in square subtiles, which have the same box transposed."""
+    store = store_of(dataclasses.replace(spec, d=dataclasses.replace(spec.d, layout=spec.d.layout.layout)), info, extents,
+                     barrier)
+    if type(store) is not TmaStore or spec.d.shared.axis != 1 or store.columns != 64 or store.itemsize != 2:
+        return DirectStore(barrier)
+    fields = {field.name: getattr(store, field.name) for field in dataclasses.fields(store)}
+    return SymmetricTmaStore(**fields, twice=spec.d.layout.is_mirrored)
 
 
 # -- which of them ----------------------------------------------------------------------------------------------------
