@@ -27,6 +27,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "hopper_fused": ("fused",),
     "hopper": tuple(group for group in cases.PUBLISHED if group not in ("square", "fused")),
     "multistage": ("float32", "float64", "complex", "long", "stacks", "grouped", "experts", "sparse", "minplus", "forced"),
+    "ozaki": ("ozaki",),
     "decode": ("skinny", "decode"),
     "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus")),
     "stream_k": ("streamk",),

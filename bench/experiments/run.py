@@ -52,6 +52,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "sparse": groups.sparse,
     "float32": lambda: (case for case in types.types() if case.group == "float32"),
     "float64": lambda: (case for case in types.types() if case.group == "float64"),
+    "ozaki": types.ozaki,
     "complex": types.complex_squares,
     "long": types.long_k,
     "skinny": types.skinny,
@@ -73,7 +74,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
-    "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "complex", "long", "skinny",
+    "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "ozaki", "complex", "long", "skinny",
     "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
     "programs", "decompositions", "listings", "staged", "small",
 )  # fmt: skip

@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+import gemmkit
 from bench.experiments.algebras import SAMPLED_ROWS, ComplexProduct
 from bench.experiments.experiment import Lib, Matmul
+from bench.harness import Call
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 ORDERS = ("nn", "nt", "tn", "tt")
@@ -18,6 +22,8 @@ LONG = (
     ("f16", 64, 64, 65536), ("f16", 512, 512, 16384), ("f16", 256, 256, 32768), ("f16", 1024, 1024, 8192),
     ("f32", 64, 64, 65536), ("f32", 4096, 64, 4096),
 )  # fmt: skip
+OZAKI_SIZES = {2048: (None, None), 4096: (1.3, 1.4), 8192: (1.6, 1.75), 16384: (1.75, 1.9)}         # bar and aim
+OZAKI_SAMPLE = 24                      # rows and columns whose errors are looked at
 SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (4096, 14336), (14336, 4096)))
 
 
@@ -51,6 +57,37 @@ class Product(Matmul):
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         rows = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
         return float(lib.relative_error(lib.wide(out, rows), lib.wide(x.a, rows) @ lib.wide(x.b)))
+
+
+@dataclass(frozen=True)
+class Ozaki(Product):
+    """A float64 product by int8 products, beside cuBLAS's float64. Errors of both are against sums with 64 bits of mantissa,
+    for some rows and columns, in units of the 2-norms of A's row and B's column."""
+
+    moduli: int = 14
+
+    mapping: ClassVar[str | None] = "ozaki"
+
+    @property
+    def tolerance(self) -> float:
+        """The bound of docs/how_to/float64_by_int8.md for 14 moduli."""
+        return float(self.k**0.5 * 2.0**-53.5)
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        return lambda: gemmkit.matmul(x.a, x.b, out=x.out, precision=f"ozaki{self.moduli}")
+
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
+        rows, columns = slice(0, min(OZAKI_SAMPLE, self.m)), slice(0, min(OZAKI_SAMPLE, self.n))
+        a, b, d = (lib.as_numpy(part).astype(np.longdouble) for part in (x.a[rows], x.b[:, columns], out[rows, columns]))
+        norms = np.sqrt((a * a).sum(1))[:, None] * np.sqrt((b * b).sum(0))
+        return float((abs(d - a @ b) / norms).max())
+
+
+def ozaki() -> Iterator[Ozaki]:
+    """Squares of float64, with as many moduli as are about as exact as float64, and one more."""
+    for size, (bar, aim) in OZAKI_SIZES.items():
+        yield Ozaki("ozaki", "14 moduli", "f64", size, size, size, bar=bar, aim=aim)
+        yield Ozaki("ozaki", "15 moduli", "f64", size, size, size, moduli=15)
 
 
 def types() -> Iterator[Product]:

@@ -399,8 +399,8 @@ class Compiled:
     def filled(self, arrays: tuple[Any, ...]) -> list[Any]:
         return [arrays[3]]
 
-    def emulated(self, arrays: tuple[Any, Any, Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
-        """Of a, b, c and out."""
+    def views(self, arrays: tuple[Any, Any, Any, Any], arena: Any) -> dict[str, Any]:
+        """The kernel's operands a, b, c and out, of those of a call; None for one that is not there."""
         conf = self.problem.config
         a, b, c, out = self.problem.vectors.host(*arrays)
         given = describe(out, "out")
@@ -419,11 +419,16 @@ class Compiled:
             kind = operand.kind
             views[name] = arena.view(seen[name], names[name], kind.unit, kind.alignment, **how) if isinstance(
                 kind, ViewKind) else None
+        arena.tell(self.spec, {names[name]: view for name, view in views.items()})
+        return views
+
+    def emulated(self, arrays: tuple[Any, Any, Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        """Of a, b, c and out."""
+        views = self.views(arrays, arena)
         # Its workspaces are kept for the next run: one that is stopped has not set its counters back.
         kept = vars(self).pop("spec_on_host", None) or on_host(self.spec)
         spec = arena.component(kept)
-        arena.tell(self.spec, {names[name]: view for name, view in views.items()})
-        operands = [views[name] for name in names]
+        operands = [views[name] for name in ("a", "b", "c", "out")]
         if self.blocks:
             def view(of: Any) -> Any:
                 return operands[of.which] if isinstance(of.which, int) else at_path(spec, of.which)

@@ -30,8 +30,9 @@ from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
-from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
+from gemmkit.plans.compiled import OPERANDS, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
+from gemmkit.plans.ozaki import compiled_of
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -105,7 +106,7 @@ class Plan:
         """All that depends on the components' code."""
         self.config = problem.config
         self.shape = problem.M, problem.N, problem.K
-        self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
+        self._compiled = compiled_of(problem, problem.seen_out(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._in_place = not problem.config.global_d_layout.is_mirrored
@@ -381,7 +382,7 @@ class Plan:
         return self._emulate(a, b, c, out)
 
     def _emulate(self, a: Any, b: Any, c: Any, out: Any, problem: Call | None = None) -> Any:
-        compiled = self._compiled if problem is None else Compiled(problem, problem.seen_out(self._infos[3]))
+        compiled = self._compiled if problem is None else compiled_of(problem, problem.seen_out(self._infos[3]))
         mode = current_mode()
         if mode is None:
             raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "

@@ -78,8 +78,8 @@ def summary(subject: ExplainedKernel) -> str:
 def advice(subject: ExplainedKernel) -> str:
     """The first thing that is worth trying, and why."""
     conf, spec, (M, N, K) = subject.conf, subject.spec, subject.sizes
-    tiles = spec.scheduler.computed(M, N) * spec.cluster.size * subject.compiled.computed.products
-    slots = subject.device.sm_count
+    scheduler, slots = subject.of_product, subject.device.sm_count
+    tiles = scheduler.computed(M, N) * scheduler.cluster.size * subject.compiled.computed.products
     kernel = subject.kernel
     if isinstance(kernel, CompiledKernel) and kernel.usage.spill_stores:
         return f"a smaller tile of a block: this one spills {kernel.usage.spill_stores} bytes a thread"
@@ -114,6 +114,7 @@ def _mapping(subject: ExplainedKernel) -> str:
     transposed = ", of the transpose D^T = B^T A^T" if call is not subject.compiled.problem else ""
     time = "not modelled" if choice.microseconds is None else f"{microseconds_text(choice.microseconds)} a launch"
     rows: list[tuple[str, object]] = [
+        *([("part of", subject.part_of)] if subject.part_of else []),
         ("kernel", f"{conf.kernel}{transposed}, for {subject.device.name}"),
         ("chosen because", choice.reason),
         ("decided in", choice.owner),
@@ -260,8 +261,10 @@ class Explanation:
     def __repr__(self) -> str:
         choice, conf = self.choice, self.config
         time = "" if choice.microseconds is None else f"\nmodelled: {microseconds_text(choice.microseconds)}"
+        part_of = f"{self.subject.part_of}\n" if self.subject.part_of else ""
+        tile = "x".join(map(str, conf.block_shape.extents))
         return (
-            f"{title(self.subject)}\n{conf.kernel}, {'x'.join(map(str, conf.block_shape.extents))}, {conf.operator!r}"
+            f"{part_of}{title(self.subject)}\n{conf.kernel}, {tile}, {conf.operator!r}"
             f"\nchosen because: {choice.reason} ({choice.owner}){time}"
         )
 

@@ -21,6 +21,7 @@ from gemmkit.layouts.matrices import arrays
 from gemmkit.plans.ahead import CompiledKernel, compiled_kernel
 from gemmkit.plans.ahead import recorded as resolved
 from gemmkit.plans.compiled import Compiled
+from gemmkit.plans.ozaki import OzakiProduct
 from gemmkit.plans.plan import Plan
 from gemmkit.plans.problem import HOST
 from gemmkit.runtime.arrays import describe
@@ -51,6 +52,7 @@ class ExplainedKernel:
 
     compiled: Compiled
     device: DeviceInfo
+    part_of: str = ""                    # what its launch is a part of, where that is more than a product
 
     @property
     def conf(self) -> Config:
@@ -59,6 +61,11 @@ class ExplainedKernel:
     @property
     def spec(self) -> Any:
         return self.compiled.spec
+
+    @property
+    def of_product(self) -> Any:
+        """What hands out the tiles of one product, also of a stack."""
+        return getattr(self.spec.scheduler, "one", self.spec.scheduler)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -147,6 +154,8 @@ def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any 
         if not found:
             raise ValueError("the product has no element, and no kernel is launched for it; give sizes of 1 or more")
         made = found[0]
+    if isinstance(made, OzakiProduct):
+        return ExplainedKernel(made.products, made.problem.device, made.description)
     return ExplainedKernel(made, made.problem.device)
 
 

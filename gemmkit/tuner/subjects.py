@@ -190,6 +190,9 @@ class TunedProduct(Called):
         self._keywords = keywords
         with store.unread():
             plan = Plan(a, b, c, out, None, keywords)
+        if plan._compiled.problem.moduli:
+            raise ValueError(f"precision={keywords['precision']!r}: its kernels have no mapping to tune; leave precision "
+                             "out, or tune another product")
         self._infos, self._out = (*plan._infos[:3], None if out is None else plan._infos[3]), plan._infos[3]
         self.default, self.call = plan._compiled, plan._compiled.problem
         self._arrays = a, b, c, out, plan                     # alive while addresses of theirs are in use

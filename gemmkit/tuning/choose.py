@@ -72,7 +72,7 @@ from gemmkit.tuning.problems import Choice, MappingProblem, choose
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Asked", "ProductProblem", "by_precision", "get_config"]
+__all__ = ["OZAKI", "Asked", "ProductProblem", "by_precision", "get_config"]
 
 F32 = np.dtype(np.float32)
 
@@ -197,12 +197,17 @@ PROPOSALS = (("winners", candidates.propose), ("boxes", sm80.propose_boxes),
 OBSERVING = PROPOSALS[-1:]
 
 
+#: Words of ``precision=`` that compute float64 products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take.
+OZAKI = {"ozaki": 14, **{f"ozaki{count}": count for count in range(13, 17)}}
+
+
 def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     """The operator of a product for which ``precision=`` is given. Raises ValueError and ConfigError where there is none."""
     a, b = (layout.dtype for layout in asked.operands)
     of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
     if not isinstance(precision, str) or precision not in of:
-        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands) or 'fast' (of float8 ones) is needed")
+        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands), 'fast' (of float8 ones) or, for one "
+                         "product, 'ozaki' (of float64 ones) is needed")
     if not {a, b} <= {*of[precision][0]}:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
