@@ -190,7 +190,10 @@ def syrk(uplo: str | int, trans: str | int, alpha: Any, a: Any, beta: Any, c: An
         a: (N, K), with "T" (K, N); or a stack.
         beta: a number, as alpha.
         c: (N, N), or a stack.
-        operator, conf, precision, stream: as of `gemmEx`.
+        operator: as of `gemmEx`.
+        conf: as of `gemmEx`.
+        precision: as of `gemmEx`.
+        stream: as of `gemmEx`.
 
     Raises:
         ValueError: another ``uplo`` or ``trans``; and as `gemmEx`.
@@ -211,8 +214,19 @@ def herk(uplo: str | int, trans: str | int, alpha: float, a: Any, beta: float, c
          conf: Config | None = None, stream: Any = None) -> Any:
     """One half of ``C := alpha op(A) op(A)^H + beta C``, in place; returns c.
 
-    As `syrk`, with the conjugate transpose: ``trans`` is "N" or "C" (cuBLAS's 0 and 2), alpha and beta are real, and the
-    diagonal of C is written without imaginary parts, which count as zero where it is read. Of real arrays it is `syrk`.
+    As `syrk`, with the conjugate transpose. The diagonal of C is written without imaginary parts, which count as zero where
+    it is read. Of real arrays it is `syrk`.
+
+    Args:
+        uplo: "L" or "U", the half of C that is read and written, or cuBLAS's 0 (lower) and 1.
+        trans: "N" for ``A A^H``, "C" for ``A^H A``; or cuBLAS's 0 and 2.
+        alpha: a real number.
+        a: (M, K), or (K, M) with "C".
+        beta: a real number.
+        c: (M, M), which is written.
+        operator: as of `gemmEx`.
+        conf: as of `gemmEx`.
+        stream: as of `gemmEx`.
 
     Raises what `syrk` raises, and TypeError for a complex alpha or beta.
 
@@ -243,7 +257,9 @@ def symm(side: str | int, uplo: str | int, alpha: Any, a: Any, b: Any, beta: Any
         beta: a number, as alpha.
         c: (M, N).
         hermitian: whether A is Hermitian: BLAS's hemm.
-        operator, conf, stream: as of `gemmEx`.
+        operator: as of `gemmEx`.
+        conf: as of `gemmEx`.
+        stream: as of `gemmEx`.
 
     Raises what `gemmEx` raises, and ValueError for another ``side`` or ``uplo``.
 
@@ -272,7 +288,9 @@ def trmm(side: str | int, uplo: str | int, transa: str | int, diag: str | int, a
         a: (M, M), with "R" (N, N).
         b: (M, N).
         c: (M, N).
-        operator, conf, stream: as of `gemmEx`.
+        operator: as of `gemmEx`.
+        conf: as of `gemmEx`.
+        stream: as of `gemmEx`.
 
     Raises what `gemmEx` raises, and ValueError for another ``side``, ``uplo`` or ``diag``.
 
