@@ -135,6 +135,7 @@ def test_products(machine: Any, rng: np.random.Generator, M: int, N: int, K: int
     check(multiplied(machine, a, b, of_d, precision=f"ozaki{count}"), a, b, count)
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_rows_that_are_graded(machine: Any, rng: np.random.Generator) -> None:
     """Rows of A and columns of B by powers of two: the result is scaled, to the bit. With subnormal and huge numbers among
@@ -160,6 +161,7 @@ def test_cancellation(machine: Any) -> None:
     assert multiplied(machine, a, b).tolist() == [[1.0]]
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_rows_that_are_not_finite(machine: Any, rng: np.random.Generator) -> None:
     """What the sum of float64 products is; other rows do not feel it."""
@@ -176,6 +178,7 @@ def test_rows_that_are_not_finite(machine: Any, rng: np.random.Generator) -> Non
     assert np.array_equal(found[~hit], plain[~hit])
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_overflow_is_that_of_the_result(machine: Any) -> None:
     a, b = np.array([[1e300, 1e300], [1e300, -1e300], [-1e300, -1e-300]]), np.array([[1e300, 1.0], [1e300, 1.0]])
@@ -183,6 +186,7 @@ def test_overflow_is_that_of_the_result(machine: Any) -> None:
     assert found[0, 0] == math.inf and found[2, 0] == -math.inf and found[1].tolist() == [0, 0]
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_views(machine: Any, rng: np.random.Generator) -> None:
     """Strides of any kind, bases that are aligned to 8 bytes, and a result in the middle of an array: nothing else is
@@ -199,6 +203,7 @@ def test_views(machine: Any, rng: np.random.Generator) -> None:
     assert np.isnan(d).all()
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_blocks(machine: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small workspaces: D comes in two by two blocks of lines, which are columns here, and of places in them."""
@@ -214,6 +219,7 @@ def test_blocks(machine: Any, rng: np.random.Generator, monkeypatch: pytest.Monk
     assert np.array_equal(machine.numpy(d), whole)
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_c_epilogues_and_gemmex(machine: Any, rng: np.random.Generator) -> None:
     """C, element-wise epilogues with arrays that change from call to call, alpha and beta; into another dtype."""
