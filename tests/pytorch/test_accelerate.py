@@ -9,28 +9,14 @@ from typing import Any
 
 import pytest
 
-import gemmkit as gk
-
 torch: Any = pytest.importorskip("torch")
 
 from gemmkit.torch import accelerate, modules, scaled_dot_product_attention  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
+from tests.support.machines import on_devices  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cuda":
-        yield "cuda"
-    else:
-        with gk.emulate():
-            yield "cpu"
-
-
-on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
 
 
 class LlamaRMSNorm(nn.Module):

@@ -20,6 +20,7 @@ from gemmkit.epilogues import Bias, SiLU
 from gemmkit.layouts.quantised import dequantise, quantise
 from gemmkit.torch.layers import ACTIVATIONS, FUNCTIONS
 from tests.support.checks import functions_run
+from tests.support.machines import on_devices
 from tests.support.patches import Seeded
 
 # ==========================================================================================================================
@@ -31,20 +32,7 @@ torch: Any = pytest.importorskip("torch")
 F = torch.nn.functional
 Linear = gk.torch.Linear
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 scaled = gk.torch.op(name="tests::layers_silu", epilogue=lambda bias: Bias(bias) | SiLU())
-
-
-@pytest.fixture
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cuda":
-        yield "cuda"
-    else:
-        with gk.emulate():
-            yield "cpu"
-
-
-on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
 
 
 def layers(device: str, activation: str | None = "gelu", bias: bool = True, dtype: Any = F32) -> tuple[Any, Any]:

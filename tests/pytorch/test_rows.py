@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-import gemmkit as gk
 
 torch: Any = pytest.importorskip("torch")
 
 from gemmkit.torch import gated, glu, layernorm, log_softmax, rmsnorm, softmax  # noqa: E402
 from gemmkit.torch.rows import UNITS  # noqa: E402
+from tests.support.machines import on_devices  # noqa: E402
 
 F = torch.nn.functional
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 BOUNDS = {BF16: 1.2e-2, F16: 2e-3, F32: 2e-6, F64: 1e-12}
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cuda":
-        yield "cuda"
-    else:
-        with gk.emulate():
-            yield "cpu"
-
-
-on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
 
 
 def drawn(*shape: int, device: str = "cpu", dtype: Any = BF16, seed: int = 0) -> Any:

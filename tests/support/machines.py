@@ -112,6 +112,9 @@ on_machines = pytest.mark.parametrize(
     "machine", [pytest.param(MACHINES["emulator"], id="emulator"),
                 pytest.param(MACHINES["gpu"], id="gpu", marks=pytest.mark.gpu)])
 
+#: Where tensors of PyTorch lie: the fixture ``device`` of tests/pytorch.
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+
 
 def poison(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
     """An array with nothing written: NaN, or the sentinel in every byte of an integer."""
