@@ -22,6 +22,7 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import Members
 from gemmkit.lang.references import contents, globals_of, is_fixed, names_of
+from gemmkit.runtime.array_info import as_strided
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe, is_array, on_host, unit_axis
 
 # --------------------------------------------------------------------------------------------------
@@ -186,8 +187,8 @@ class Arena:
                 **how: Any) -> View:
         """An array as ``info`` describes it: its shape and strides there may be others. ``unit``: True for its own."""
         array = on_host(array)
-        seen = np.lib.stride_tricks.as_strided(array, info.shape, [stride * array.dtype.itemsize for stride in info.strides],
-                                               writeable=array.flags.writeable)
+        seen = as_strided(array, info.shape, [stride * array.dtype.itemsize for stride in info.strides],
+                          array.flags.writeable)
         unit = unit_axis(info) if unit is True else unit
         return self.view(seen, name, unit, alignment(info, unit) if align is None else align, **how)
 

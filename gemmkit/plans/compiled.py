@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
-import numpy as np
-
 from gemmkit.components import (
     Component,
     arrays_of,
@@ -44,6 +42,7 @@ from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.plans.adapters import Adapted, for_products, for_swap_ab, widened
 from gemmkit.plans.launch import Launch, Put
 from gemmkit.plans.problem import Call
+from gemmkit.runtime.array_info import as_strided
 from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launch import Launchable, on_host, spaces_of
@@ -445,7 +444,7 @@ def _seen(array: Any, layout: Any, info: Any) -> Any:
         return first
     stack = whole(info)
     steps = tuple(stride * info.dtype.itemsize for stride in stack.strides)
-    return np.lib.stride_tricks.as_strided(first, stack.shape, steps, writeable=array.flags.writeable)
+    return as_strided(first, stack.shape, steps, writeable=array.flags.writeable)
 
 
 def _operand(info: ArrayInfo | None, layout: ArrayLayout, readonly: bool) -> Frozen:

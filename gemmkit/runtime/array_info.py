@@ -265,3 +265,10 @@ def _cancel(axes: list[tuple[int, int]], distance: int, moved: bool, left: list[
         if left[0] < 0 or _cancel(rest, distance + steps * stride, moved or steps != 0, left):
             return True
     return False
+
+
+def as_strided(x: np.ndarray[Any, Any], shape: Extents, steps: Any, writeable: bool = True) -> np.ndarray[Any, Any]:
+    """NumPy's function of this name, also of float8_e5m2, whose typestr NumPy does not read back. ``steps`` are in bytes."""
+    bits = x.view(f"u{x.itemsize}") if x.dtype.kind == "f" and x.dtype.isbuiltin == 2 else x
+    found = np.lib.stride_tricks.as_strided(bits, shape, steps, writeable=writeable)
+    return found if bits is x else found.view(x.dtype)

@@ -20,6 +20,7 @@ from gemmkit.runtime.array_info import (
     ArrayInfo,
     Extents,
     alignment,
+    as_strided,
     byte_range,
     check_aligned,
     flipped,
@@ -336,7 +337,7 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
     if torch is None or not isinstance(x, torch.Tensor):
         return np.asarray(x)
     dtype, x = _from_torch()[x.dtype], x.detach()
-    if dtype.kind != "V":
+    if dtype.isbuiltin == 1:                   # (the kind of ml_dtypes' is V of most, f of float8_e5m2)
         return np.asarray(x.numpy())
     return np.asarray(x.view(torch.int16 if dtype.itemsize == 2 else torch.int8).numpy().view(dtype))
 
@@ -772,7 +773,7 @@ def strided(x: Any, info: ArrayInfo, shape: tuple[int, ...], strides: tuple[int,
         return x
     size = info.dtype.itemsize
     if info.library == "numpy":
-        return np.lib.stride_tricks.as_strided(x, shape, [s * size for s in strides], writeable=not info.readonly)
+        return as_strided(x, shape, [s * size for s in strides], writeable=not info.readonly)
     if info.library == "cupy":
         return sys.modules["cupy"].lib.stride_tricks.as_strided(x, shape, [s * size for s in strides])
     if info.library == "torch":
