@@ -6,6 +6,7 @@
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
     y = gemmkit.torch.grouped_mm(tokens, experts, ends)
+    y = gemmkit.torch.scaled_mm(a, b, scale_a, scale_b)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
 
 Only this package imports PyTorch; gemmkit imports the package on demand. The emulator computes tensors on the CPU
@@ -17,5 +18,6 @@ from gemmkit.torch.autograd import matmul
 from gemmkit.torch.grouped import grouped_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.operators import ProductOperator, op
+from gemmkit.torch.scaled import scaled_mm
 
-__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "attention", "grouped_mm", "matmul", "op"]
+__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "attention", "grouped_mm", "matmul", "op", "scaled_mm"]

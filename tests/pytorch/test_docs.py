@@ -16,4 +16,4 @@ def test_pytorch(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> N
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(markdown.ROOT / "docs" / "pytorch.md", monkeypatch, rng, {}, check) == 9
+    assert markdown.run(markdown.ROOT / "docs" / "pytorch.md", monkeypatch, rng, {}, check) == 10
