@@ -18,14 +18,30 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from gemmkit import components
 from gemmkit.components import Array, Component, Scalar, arrays_of, check_held, freeze
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.collectives.lanes import power
-from gemmkit.kernels.rows import Row, RowsSpec, fold, largest, mapped, moments, put, put_one, rows, smallest, total
+from gemmkit.kernels.rows import (
+    Row,
+    RowsSpec,
+    along,
+    fold,
+    largest,
+    mapped,
+    moments,
+    put,
+    put_one,
+    put_scaled,
+    rows,
+    smallest,
+    total,
+)
 from gemmkit.lang.aggregates import convert
+from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.deferred import by_old_name
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.number_rules import part_dtypes
@@ -33,15 +49,15 @@ from gemmkit.plans.launch import Current, KnownCall, KnownCalls, Launch, Put, St
 from gemmkit.plans.problem import FLOAT32_MAX, check_out, check_places, finite_number
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, describe, empty_like, shares_memory
+from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, describe, empty_like, shares_memory, strided
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.tuning.problems import RESIDENT, WORDS, RowsProblem, choose
 
 __all__ = [
-    "Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments", "put", "put_one",
-    "rmsnorm", "rowwise", "smallest", "softmax", "total",
+    "QuantisedRows", "Row", "RowFunction", "along", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments",
+    "put", "put_one", "put_scaled", "rmsnorm", "rowwise", "smallest", "softmax", "to_float8", "total",
 ]
 
 
@@ -192,10 +208,38 @@ class AffineRMSNorm(RowFunction):
         put(row, lambda x, n, gamma: x * scale * gamma, (self.gamma,))
 
 
+@dataclass(frozen=True)
+class QuantisedRows(RowFunction):
+    """Rows over a scale of each ``block`` elements, or of the row (``block=0``), which go to ``scales``: (rows, blocks)
+    float32. The largest magnitude of a block becomes the largest number of ``dtype``.
+
+    Your own function of rows is quantised in the same launch if it ends with `put_scaled` (docs/how_to/float8.md).
+    """
+
+    scales: Array
+    dtype: Any = np.dtype(ml_dtypes.float8_e4m3fn)
+    block: int = 128
+
+    outputs = ("scales",)
+
+    @property
+    def limit(self) -> float:
+        return float(ml_dtypes.finfo(self.dtype).max)
+
+    def __call__(self, row: Row) -> None:
+        put_scaled(row, self.scales, self.limit, self.block)
+
+    def check(self, rows: int, columns: int) -> None:
+        shape, wanted = describe(self.scales, "scales").shape, (rows, -(-columns // self.block) if self.block else 1)
+        if shape != wanted:
+            raise ValueError(f"scales has shape {shape}; a matrix of {rows} x {columns} needs {wanted}")
+
+
 # --------------------------------------------------------------------------------------------------
 # Launches of functions of rows: arguments checked, threads dealt to rows, kernels kept by kind.
 
 FLOATS = "float16", "bfloat16", "float32", "float64"
+EIGHT = tuple(np.dtype(x) for x in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
 
 
 _calls = KnownCalls()
@@ -225,9 +269,9 @@ def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, name: str,
 
 
 def _run(x: Any, function: RowFunction, out: Any, stream: Any, rest: Any = None, arrays: tuple[Any, ...] = (),
-         held: tuple[Any, ...] = ()) -> Any:
+         held: tuple[Any, ...] = (), dtype: np.dtype | None = None) -> Any:
     """A call that is not known. If ``rest`` is given it is known by that and by its arrays from then on; it brings the
-    addresses of the arrays behind x first."""
+    addresses of the arrays behind x first. ``dtype`` is that of a new ``out``, None for x's."""
     info = describe(x, "x")
     _check_dtype(info, "x")
     if not info.shape:
@@ -235,7 +279,7 @@ def _run(x: Any, function: RowFunction, out: Any, stream: Any, rest: Any = None,
     check_places({"x": info})
     is_new = out is None
     if is_new:
-        out = empty_like(x, info.shape, info.dtype)
+        out = empty_like(x, info.shape, dtype or info.dtype)
     given = describe(out, "out")
     captured = [("function", one) for one in arrays_of(function)]
     check_places({"x": info, "out": given, **{one.name: one.info for _, one in captured}})
@@ -253,7 +297,7 @@ def _run(x: Any, function: RowFunction, out: Any, stream: Any, rest: Any = None,
         return out
     start = _launch(launch_stream(info, handle), of_x, of_out, function, len(arrays[1:]))
     if rest is not None:
-        _calls.keep(rest, arrays, held, None if is_new else out, lambda: KnownCall(start, info))
+        _calls.keep(rest, arrays, held, None if is_new else out, lambda: KnownCall(start, given))
     return out
 
 
@@ -265,7 +309,8 @@ def _check_dtype(info: ArrayInfo, name: str) -> None:
 
 
 def _check_out(x: ArrayInfo, out: ArrayInfo) -> None:
-    _check_dtype(out, "out")
+    if out.dtype not in EIGHT:
+        _check_dtype(out, "out")
     if out.shape != x.shape:
         raise ValueError(f"out has shape {out.shape}; x has {x.shape}, and the result has one element for each of its")
     check_out(out, {})
@@ -446,6 +491,59 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     arrays = () if gamma is None else (gamma,)
     return _run_own(kind, x, eps, "eps", arrays, out, stream)
 
+
+def to_float8(x: Any, *, block: int | None = 128, dtype: Any = "float8_e4m3fn", stream: Any = None) -> tuple[Any, Any]:
+    """Quantise to 8-bit floats, with a float32 scale for each ``block`` elements along the last axis.
+
+    Args:
+        x: (..., N) of float16, bfloat16 or float32; leading axes must be one (strides that collapse).
+        block: 128, the blocks of `gemmkit.operators.BlockScaledOp`; N must be a multiple of 4. None: a scale for each row.
+        dtype: float8_e4m3fn or float8_e5m2.
+        stream: the stream to launch on; None for the library's current one.
+
+    Returns:
+        (q, scales): q like x, and scales (..., N / block), rounded up; (..., 1) without blocks. x is about ``q * scales``:
+        the largest magnitude of a block becomes the largest of dtype. A scale is the least normal float32 at least.
+
+    Raises:
+        TypeError: x is no array of these dtypes, or on the host outside of `gemmkit.emulate`; another dtype.
+        ValueError: another block; N is no multiple of 4; leading axes do not collapse.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> with gk.emulate():
+    ...     q, scales = gk.functions.rows.to_float8(np.float32([[1, 2, -4, 0]]))
+    >>> q.astype(np.float32).tolist(), (scales * 448).tolist()
+    ([[112.0, 224.0, -448.0, 0.0]], [[4.0]])
+    """
+    rest = QuantisedRows, block, dtype
+    scales = _scales.again(rest, (x,), (), (), None, stream)
+    if scales is not None:
+        found = _calls.again(rest, (x,), (describe(scales, "scales").pointer,), (), None, stream)
+        if found is not None:
+            return found, scales
+    kind, info = dtype_given(dtype, "to_float8"), describe(x, "x")
+    if kind not in EIGHT:
+        raise TypeError(f"dtype={kind}: float8_e4m3fn or float8_e5m2 is needed")
+    if info.dtype.name not in FLOATS[:-1]:
+        raise TypeError(f"x has dtype {info.dtype.name}; float16, bfloat16 or float32 is needed")
+    if block not in (128, None):
+        raise ValueError(f"block={block!r}: 128 is needed, or None for a scale of each row")
+    if not info.shape:
+        raise ValueError("x has no axis; it needs one at least, along which its rows lie")
+    *leading, columns = info.shape
+    if block is not None and columns % 4:
+        raise ValueError(f"x has rows of {columns} elements; with blocks a multiple of 4 is needed")
+    blocks = 1 if block is None else -(-columns // block)
+    scales = empty_like(x, (*leading, blocks), np.float32)
+    of_scales = describe(scales, "scales")
+    held = strided(scales, of_scales, (math.prod(leading), blocks), (blocks, 1))
+    out = _run(x, QuantisedRows(held, kind, block or 0), None, stream, rest, (x,), dtype=kind)
+    if current_mode() is None:
+        _scales.keep(rest, (x,), (), None, lambda: KnownCall(lambda stream, brought: None, of_scales))
+    return out, scales
+
+
+_scales = KnownCalls()                 # of `to_float8`: a new array for the scales
 
 def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = None) -> Any:
     """A function of each row of ``x`` (its last axis), in one launch.

@@ -18,6 +18,7 @@ from gemmkit.lang import registers
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
@@ -179,6 +180,7 @@ def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
 # | `mapped(row, f)` | the row with ``f(x, n)`` in place of each element: for what folds and `put` would both compute |
 # | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
 # | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
+# | `put_scaled(row, scales, limit, block)` | stores the row over a scale of each block, and the scales |
 # | `row_of(row, array)` | the same row of another matrix |
 # | `in_turn(count, load, merge)` | rows and values that lie in parts, merged one after the other |
 # | `along(row, array)` | an array with an element for each column, to stand beside a row |
@@ -251,6 +253,35 @@ def put_one(row: Row, array: View, value: Numeric) -> None:
         array[row.m] = value
 
 
+def put_scaled(row: Row, scales: Any, limit: float, block: int) -> None:
+    """Store the row divided by a scale of each ``block`` elements (128; 0: of all): the largest magnitude becomes ``limit``.
+    The scales go to ``scales[m, n // block]``, an array of the function's that is among its ``outputs``.
+
+    The row is multiplied by the inverse of a scale, which is the least normal number at least. Blocks need rows of a
+    multiple of 4 elements (ConfigError).
+    """
+    if block == 0:
+        top = largest(row, magnitude)
+        put_scale(row, scales, scale_of(top, limit), 0)
+        inverse = 1 / scale_of(top, limit)
+        put(row, lambda x, n: x * inverse)
+    else:
+        row.spec.source.put_scaled(row, scales, limit, block)
+
+
+def put_scale(row: Row, scales: View, scale: Numeric, n: int) -> None:
+    if row.spec.team.thread() == 0:
+        scales[row.m, n] = scale
+
+
+def magnitude(x: Any, n: int) -> Any:
+    return abs(x)
+
+
+def scale_of(top: Numeric, limit: float) -> Any:
+    return maximum(top / np.float32(limit), np.float32(LEAST))
+
+
 def row_of(row: Row, array: View) -> Row:
     """The row of another matrix: loaded as this one is, and held or streamed like it."""
     return Row(row.m, row.columns, row.spec.source.load(row.spec, array, row.m, row.columns), array, array, row.spec)
@@ -263,6 +294,10 @@ def along(row: Row, array: View) -> Row:
 
 def as_row(array: View, which: int, row: Row) -> Row:
     return along(row, array)
+
+
+LEAST = 2.0**-126                      # the least normal number of float32
+BLOCK = 128                            # elements that have a scale together
 
 
 # -- rows in parts --------------------------------------------------------------------------------------------------------
@@ -335,6 +370,9 @@ class RowSource(Component):
     def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
         """Store the function of a thread's own elements into ``out``."""
 
+    def put_scaled(self, row: Row, scales: View, limit: float, block: int) -> None:
+        """Store blocks over their scales, of all threads at once: they exchange what they have."""
+
 
 @dataclass(frozen=True)
 class RegisterRow(RowSource):
@@ -366,6 +404,10 @@ class RegisterRow(RowSource):
         registers.fold(self.pieces, put_with_next, beside_own(0, row, beside), row, f, beside, out, dtype)
 
 
+    def put_scaled(self, row: Row, scales: View, limit: float, block: int) -> None:
+        registers.fold(self.pieces, put_scaled_own, 0, row, scales, limit, block)
+
+
 @dataclass(frozen=True)
 class StreamedRow(RowSource):
     """Of a row of any length: it is loaded anew each time, from the L2 where it fits there. What is kept are the functions
@@ -393,6 +435,14 @@ class StreamedRow(RowSource):
             j += step
 
 
+    def put_scaled(self, row: Row, scales: View, limit: float, block: int) -> None:
+        first, own = 0 * row.columns, row.spec.team.thread() * row.spec.vector
+        while first < row.columns:
+            j = first + own
+            put_scaled_piece(load_mapped(row, j if j < row.columns else 0), j, row, scales, limit, block)
+            first += row.spec.team.threads * row.spec.vector
+
+
 @dataclass(frozen=True)
 class ColumnVector(RowSource):
     """Of an array with an element for each column, which stands beside a row."""
@@ -416,6 +466,14 @@ class Rows(Component):
     @property
     def across(self) -> AcrossSpec:
         return AcrossSpec(ColumnVector(), self.vector)
+
+    @property
+    def butterflies_of_block(self) -> int:
+        """How often lanes exchange until all of a block of 128 have the same."""
+        if self.vector * LANES < BLOCK:
+            raise ConfigError(f"threads have {self.vector} elements side by side, and a warp less than a block of {BLOCK}; "
+                              "rows of float16, bfloat16 or float32 of a multiple of 4 elements are needed")
+        return (BLOCK // self.vector).bit_length() - 1
 
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
@@ -521,6 +579,28 @@ def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out:
     elif j < row.columns:
         put_piece(row.held[p], j, row, f, now, out, dtype)
     return following
+
+
+def put_scaled_own(_: int, p: int, row: Row, scales: View, limit: float, block: int) -> int:
+    put_scaled_piece(row.held[p], column_of(p, row.spec), row, scales, limit, block)
+    return 0
+
+
+def put_scaled_piece(values: tuple, j: int, row: Any, scales: View, limit: float, block: int) -> None:
+    """The piece at column ``j``. Beyond the row a thread has another's elements: it takes part in the exchange, and stores
+    nothing. No block ends within a piece, and the others of its last block lie beyond the row as a whole."""
+    own = registers.fold(row.spec.vector, with_magnitude, abs(values[0]), values)
+    top = own if j < row.columns else convert(row.spec.dtype, 0)
+    scale = scale_of(fold_registers(row.spec.butterflies_of_block, butterfly, top, maximum), limit)
+    if j < row.columns:
+        if j % block == 0:
+            scales[row.m, udiv(j, block)] = scale
+        inverse = 1 / scale
+        put_piece(values, j, row, lambda x, n: x * inverse, (), row.y, row.spec.result)
+
+
+def with_magnitude(top: Numeric, n: int, values: tuple) -> Any:
+    return maximum(top, abs(values[n]))
 
 
 def beside_own(p: int, row: Row, beside: tuple) -> tuple:

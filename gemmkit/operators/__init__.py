@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from gemmkit.lang.deferred import public_names
 
 __all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "QUATERNION", "SPLIT_COMPLEX",
-           "Algebra", "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "QuantisedMMAOp", "Semiring", "WGMMAOp", "WMMAOp", "dual"]
+           "Algebra", "BlockScaledOp",
+           "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "QuantisedMMAOp", "Semiring", "WGMMAOp", "WMMAOp", "dual"]
 
 if TYPE_CHECKING:
     from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
@@ -14,6 +15,6 @@ if TYPE_CHECKING:
     from gemmkit.operators.mma import BoxMMAOp, MMAOp, WMMAOp
     from gemmkit.operators.quantised import QuantisedMMAOp
     from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
-    from gemmkit.operators.wgmma import WGMMAOp
+    from gemmkit.operators.wgmma import BlockScaledOp, WGMMAOp
 else:
     __getattr__, __dir__ = public_names(globals())

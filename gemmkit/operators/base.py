@@ -45,6 +45,7 @@ class Operator(Component):
     merges = False
     has_places = False                                     # whether `place_a` and `place_b` say where loads begin
     sums = 1                                               # accumulators of a fragment: of an algebra one for each part
+    is_scaled = False                                      # whether these sums are scaled first
     promote = 0                                            # after how many elements along K sums go to others; 0: never
 
     @cached_property
@@ -134,6 +135,9 @@ class Operator(Component):
     def refuses(self, operand: str, layout: SharedLayout) -> str | None:
         """Why tiles of ``operand`` in this shared layout cannot be loaded (or stored), or None when they can."""
         return None
+
+    def check(self, M: int, N: int, K: int, stack: tuple[int, ...] | None) -> None:
+        """Raise ValueError where arrays of its own do not fit a product of these sizes, or a ``stack`` of them."""
 
     def takes(self, a: np.dtype, b: np.dtype, c: np.dtype) -> str | None:
         """Why operands of these dtypes in shared memory will not do, or None when they will."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,17 @@ import numpy as np
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements
-from gemmkit.lang.registers import Fragment, apply, fold
+from gemmkit.lang.registers import Fragment, apply, fold, generate
 from gemmkit.operators.base import Operator
+from gemmkit.ptx.arithmetic import fma
 from gemmkit.ptx.mma import FragmentMap
+from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.ptx.wgmma import WgmmaSpec, advance, instruction
+from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Coord
 
 if TYPE_CHECKING:
+    from gemmkit.lang.fingerprint import Array
     from gemmkit.layouts.base import SharedLayout
     from gemmkit.layouts.plain import Swizzled
 
@@ -138,10 +143,31 @@ class WGMMAOp(Operator):
         first = apply(_multiply_fragment, accumulators, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
+    @property
+    def scales_ahead(self) -> bool:
+        """Whether a thread has registers for the scales of two blocks."""
+        return True
+
+    def scales(self, fragments: int, row: int, column: int, block: int, shape: Any) -> Elements:
+        """A thread's scales of a block along K, for `add_block`. ``row`` is its first one, ``column`` the tile's."""
+        return ()
+
+    def add_block(self, totals: Elements, sums: Elements, scales: Elements) -> Elements:
+        """The accumulators of all fragments, and the sums of a block in accumulators of their own."""
+        return apply(_add_fragment, totals, sums)
+
     def multiply_fragments(self, accumulators: Elements, fragments: Elements, b: int, b_layout: SharedLayout, block: Coord,
                            step: int, accumulate: int) -> Elements:
         """A k-block with A in registers: ``fragments`` holds one for each accumulator."""
         return apply(_multiply_registers, accumulators, self, fragments, b, b_layout, block, step, accumulate)
+
+
+def _add_fragment(total: Elements, m: int, sums: Elements) -> Elements:
+    return apply(_add_value, total, sums[m])
+
+
+def _add_value(total: Any, n: int, sums: Elements) -> Any:
+    return total + sums[n]
 
 
 def _multiply_step(accumulators: Elements, n: int, operator: WGMMAOp, a: int, b: int, a_layout: SharedLayout,
@@ -160,6 +186,116 @@ def _multiply_registers(accumulator: Elements, i: int, operator: WGMMAOp, fragme
                         block: Any, step: int, accumulate: int) -> Elements:
     return operator.register_instruction(accumulator, fragments[i],
                                          advance(b, within(b_layout, (step * operator.K, 0), block.KN.size)), accumulate)
+
+
+# --------------------------------------------------------------------------------------------------
+# Operands of 8-bit floats in blocks, each with a scale: sums of a block along K are scaled, and added to others.
+
+BLOCK = 128                            # elements along K, and rows or columns of a square block, that share a scale
+
+
+@dataclass(frozen=True)
+class BlockScaledOp(WGMMAOp):
+    """Products of 8-bit floats in blocks of 128 along K, each of which has a float32 scale:
+
+        D[m, n] = sum over blocks k of  scale_a[m, k] * scale_b[k, n] * (sum within the block of A * B)
+
+    Args:
+        scale_a: (M, K / 128) float32, a scale for each row; or (M / 128, K / 128), one for each 128 rows. Quotients are
+            rounded up. Any strides.
+        scale_b: (K / 128, N / 128) float32, a scale for each 128 columns; or (K / 128, N), one for each column.
+        rows, columns: 1 or 128: how many rows of A, and columns of B, have a scale together.
+
+    Tensor cores sum 128 elements along K; the sum is scaled and added to a total in float32. The kernel reads the scales
+    in the GPU's memory.
+
+    Raises ValueError for scales that are no matrices, and for other ``rows`` and ``columns``; TypeError for scales of
+    another dtype and for operands other than 8-bit floats. A product raises ValueError for scales that do not fit its sizes.
+
+    >>> a, b = np.full((64, 2), 0.5, np.float32), np.ones((2, 1), np.float32)
+    >>> BlockScaledOp(128, "float8_e4m3fn", scale_a=a, scale_b=b).promote
+    128
+    """
+
+    promote: int = BLOCK
+    scale_a: Array = None                                     # type: ignore[assignment]
+    scale_b: Array = None                                     # type: ignore[assignment]
+    rows: int = 1
+    columns: int = BLOCK
+
+    device_methods = (*WGMMAOp.device_methods, "scales", "add_block")
+    is_scaled = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype.itemsize != 1 or self.dtype.kind in "iu":
+            raise TypeError(f"BlockScaledOp(dtype={self.dtype}): 8-bit floats have block scales")
+        if self.promote != BLOCK:
+            raise ValueError(f"BlockScaledOp(promote={self.promote}): blocks are of {BLOCK} elements along K")
+        for name, count in (("rows", self.rows), ("columns", self.columns)):
+            if count not in (1, BLOCK):
+                raise ValueError(f"BlockScaledOp({name}={count!r}): 1 or {BLOCK} is needed")
+        for name, value in (("scale_a", self.scale_a), ("scale_b", self.scale_b)):
+            info = describe(value, name)
+            if info.dtype != np.float32:
+                raise TypeError(f"{name} has dtype {info.dtype}; float32 is needed")
+            if len(info.shape) != 2:
+                raise ValueError(f"{name} has shape {info.shape}; a matrix of 2 dimensions is needed")
+
+    def check(self, M: int, N: int, K: int, stack: tuple[int, ...] | None) -> None:
+        if stack is not None:
+            raise ValueError(f"a and b are a stack of products of shape {stack}, and scales are of one product; multiply "
+                             "them one by one")
+        blocks = -(-K // BLOCK)
+        for name, value, wanted in (("scale_a", self.scale_a, (-(-M // self.rows), blocks)),
+                                    ("scale_b", self.scale_b, (blocks, -(-N // self.columns)))):
+            info = describe(value, name)
+            if info.shape != wanted:
+                raise ValueError(f"{name} has shape {info.shape}; a product of {M} x {N} x {K} needs {wanted}")
+
+    @property
+    def scales_ahead(self) -> bool:
+        return self.columns == BLOCK
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of a tile, beside each other, that have one scale wherever the tile lies."""
+        return math.gcd(self.N, self.columns)
+
+    # -- device -----------------------------------------------------------------------------------------------------
+
+    def scales(self, fragments: int, row: int, column: int, block: int, shape: Any) -> Elements:
+        """Of a thread's rows, two of each fragment, and of columns."""
+        if self.columns == 1:
+            of_columns = generate(self.N // 4, scale_of_column, self, column + lane_index() % 4 * 2, block, shape.N - 1)
+        else:
+            of_columns = generate(self.N // self.width, scale_of_columns, self, column, block, shape.N - 1)
+        return generate(2 * fragments, scale_of_row, self, row, block, shape.M - 1), of_columns
+
+    def add_block(self, totals: Elements, sums: Elements, scales: Elements) -> Elements:
+        return apply(_add_scaled_fragment, totals, self, sums, scales)
+
+
+def scale_of_row(n: int, operator: BlockScaledOp, row: int, block: int, last: int) -> Any:
+    """Fragments have 64 rows; a thread has a row and the eighth behind it."""
+    return operator.scale_a[udiv(min(row + 64 * (n // 2) + 8 * (n % 2), last), operator.rows), block]
+
+
+def scale_of_column(n: int, operator: BlockScaledOp, column: int, block: int, last: int) -> Any:
+    return operator.scale_b[block, min(column + 8 * (n // 2) + n % 2, last)]
+
+
+def scale_of_columns(n: int, operator: BlockScaledOp, column: int, block: int, last: int) -> Any:
+    return operator.scale_b[block, udiv(min(column + n * operator.width, last), operator.columns)]
+
+
+def _add_scaled_fragment(total: Elements, m: int, operator: BlockScaledOp, sums: Elements, scales: Elements) -> Elements:
+    return apply(_add_scaled, total, operator, sums[m], scales, m)
+
+
+def _add_scaled(total: Any, n: int, operator: BlockScaledOp, sums: Elements, scales: Any, m: int) -> Any:
+    of_columns = scales[1][n // 4 * 2 + n % 2 if operator.columns == 1 else n // 4 * 8 // operator.width]
+    return fma(sums[n], scales[0][2 * m + n // 2 % 2] * of_columns, total)
 
 
 def within(layout: Swizzled, coord: tuple[int, int], size: Coord) -> int:

@@ -739,6 +739,7 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
             raise ValueError(f"observe_a={conf.observe_a!r}: D has no columns, so no tile is computed and A is not read; "
                              "reduce A in a call of its own")
         conf.observe_a.check(M, K)
+    conf.operator.check(M, N, K, stack)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
         check(M, conf.global_d_layout.finished_columns(N))

@@ -6,6 +6,7 @@
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
     y = gemmkit.torch.grouped_mm(tokens, experts, ends)
+    y = gemmkit.torch.scaled_mm(a, b, scale_a, scale_b)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
     print(gemmkit.torch.accelerate(model))       # a finished model's own layers, in place
 
@@ -21,6 +22,7 @@ from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
+from gemmkit.torch.scaled import scaled_mm
 
 __all__ = ["Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "gated", "glu", "grouped_mm",
-           "layernorm", "log_softmax", "matmul", "op", "rmsnorm", "scaled_dot_product_attention", "softmax"]
+           "layernorm", "log_softmax", "matmul", "op", "rmsnorm", "scaled_dot_product_attention", "scaled_mm", "softmax"]

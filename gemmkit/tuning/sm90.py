@@ -111,6 +111,7 @@ CP_ASYNC = mappings_of(tables.CP_ASYNC) + _stepping(SPLIT, tables.COPIED_STEPS)
 TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert())
 UNALIGNED = mappings_of(tables.UNALIGNED)
 PROMOTED = mappings_of(tables.PROMOTED)
+SCALED = mappings_of(tables.SCALED)
 
 
 @plain_dataclass(frozen=True, eq=False)
@@ -310,6 +311,12 @@ def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> WGMMAOp | 
     return dataclasses.replace(made, N=mapping.N)
 
 
+def columns_of_scaled(sizes: Sizes, device: DeviceInfo, most: int) -> int:
+    """How wide an operator, of ``most`` columns, the mapping with the least modelled time takes where operands have block
+    scales."""
+    return fastest(sizes, device, itemsize=1, mappings=tuple(one for one in SCALED if one.N <= most)).N
+
+
 def _in_blocks(listed: tuple[CostedTile, ...], condition: Condition, itemsize: int) -> tuple[CostedTile, ...]:
     """The mappings of whose tiles a condition can be asked (they divide the blocks of a mask); all where it can of none: the
     configuration's rule then says why."""
@@ -363,8 +370,8 @@ def fill(values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, produc
     shares = not (is_algebra or streams) and operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING
     if set(LIKELY.fields) <= set(values):
         return _fit(values, LIKELY, device, sizes)             # of which nothing is left to take
-    table = (algebra_mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-             else _table(values).mappings)
+    table = (algebra_mappings(whole, values) if is_algebra else SCALED if operator.is_scaled
+             else PROMOTED if operator.promote else _table(values).mappings)
     listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
     completed, made = choose(WgmmaProblem(values, operator, tuple(listed), shares, sizes, products), device).spec
     values.update(completed)

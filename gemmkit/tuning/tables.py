@@ -151,6 +151,16 @@ PROMOTED = (
     (64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
     (64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
 )
+# With block scales a thread holds sums twice. Shared memory is the limit, at 128 bytes a cycle: a stage is written once, and
+# each consumer reads all of B and its own rows of A.
+SCALED = (
+    (128, 192, "cooperative", 8, (2, 1), 850, 5000, 0),
+    (128, 160, "cooperative", 8, (2, 1), 760, 4500, 0),
+    (128, 128, "cooperative", 8, (1, 2), 660, 4000, 0),
+    (128, 64, "cooperative", 8, (1, 1), 460, 3000, 0),
+    (64, 128, "cooperative", 4, (1, 1), 450, 3000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 330, 2500, 0),
+)
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
 EXTRA = (
     (256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),

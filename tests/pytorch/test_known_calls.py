@@ -15,18 +15,23 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch as gt  # noqa: E402
 from bench import stand_ins  # noqa: E402
+from gemmkit.functions.rows import to_float8  # noqa: E402
 from gemmkit.plans.launch import forget  # noqa: E402
 from gemmkit.programs import plan as program_plan  # noqa: E402
 from gemmkit.runtime import arrays  # noqa: E402
 from gemmkit.runtime.arrays import ArrayKinds, Recogniser  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
-from tests.support.known_calls import tensors_of_a_gpu  # noqa: E402
+from tests.support.known_calls import driven, tensors_of_a_gpu  # noqa: E402
 
 M, N, K = 16, 32, 64
 
 
 def half(*shape: int) -> Any:
     return torch.ones(shape, dtype=torch.float16)
+
+
+def eight(*shape: int) -> Any:
+    return torch.ones(shape).to(torch.float8_e4m3fn)
 
 
 def counts(*shape: int) -> Any:
@@ -185,6 +190,8 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[..., Any], int]] 
     "attention with logarithms": (lambda: tuple(half(1, 2, M, K) for _ in range(3)),
                                   lambda q, k, v: gk.attention(q, k, v, return_lse=True), 16),
     "torch.matmul": (lambda: (half(M, K), half(K, N)), gt.matmul, 10),
+    "scaled rows": (lambda: (eight(M, K), eight(N, K).t(), torch.ones(M, 1), torch.ones(1, N)), gt.scaled_mm, 10),
+    "scaled blocks": (lambda: (eight(M, K), eight(N, K).t(), torch.ones(M, 1), torch.ones(1, 1)), gt.scaled_mm, 10),
 }
 
 
@@ -252,12 +259,43 @@ def test_a_known_call_is_refused_where_a_first_one_is(launches: Launches, name: 
     call(*given), call(*given)
     before = launches.count
     for _ in range(2):
-        if name != "torch.matmul":                             # which computes their values
+        if name != "torch.matmul" and "scaled" not in name:    # which compute their values
             with pytest.raises(ValueError, match="lazy view"):
                 call(torch._neg_view(given[0]), *given[1:])
         with pytest.raises((ValueError, TypeError)):
             call(given[0][..., :-1], *given[1:]) if len(given) > 1 else call(given[0].long())
     assert launches.count == before
+
+
+@pytest.mark.parametrize("shapes", [((M, 1), (1, N)), ((1, 1), (1, 1)), ((M, 2), (2, 1)), ((M, 2), (2, N))], ids=str)
+def test_a_known_scaled_product_brings_its_own_scales(shapes: Any) -> None:
+    """Also where one tensor is both, or has been both: their addresses are among the kernel's parameters."""
+    a, b = eight(M, 2 * N * 4), eight(N, 2 * N * 4).t()
+    with tensors_of_a_gpu(), driven() as driver:
+        for again in range(3):
+            scales = [torch.ones(shape) for shape in shapes]
+            if again == 0 and shapes[0] == shapes[1]:
+                scales[1] = scales[0]
+            for _ in range(2):
+                driver.launches.clear()
+                gt.scaled_mm(a, b, *scales)
+                ((_, _, parameters),) = driver.launches
+                assert all(x.data_ptr().to_bytes(8, "little") in parameters for x in scales)
+
+
+@pytest.mark.parametrize("block", [128, None])
+def test_known_rows_are_quantised_with_their_own_scales(block: Any) -> None:
+    kept: list[Any] = []
+    with tensors_of_a_gpu(), driven() as driver:
+        for rows in (3, 3, 5, 3):
+            x = half(rows, 256)
+            driver.launches.clear()
+            found = run_in(lambda x=x: kept.append(to_float8(x, block=block)))                         # type: ignore[misc]
+            q, scales = kept[-1]
+            ((_, _, parameters),) = driver.launches
+            assert (q.shape, q.dtype, scales.shape) == (x.shape, torch.float8_e4m3fn, (rows, 1 if block is None else 2))
+            assert all(y.data_ptr().to_bytes(8, "little") in parameters for y in (x, q, scales))
+        assert len(found) <= 16, found
 
 
 @pytest.mark.parametrize("activation", [None, "relu"])

@@ -44,6 +44,7 @@ from gemmkit.kernels.sm90.exchange import (
 )
 from gemmkit.kernels.sm90.kernel import Producer, warp_specialised
 from gemmkit.kernels.sm90.mainloop import (
+    AlternatingMainloop,
     Deinterleaved,
     MnMajorTf32,
     ObservedMainloop,
@@ -69,7 +70,7 @@ from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import PATTERN, pattern_of
 from gemmkit.operators.algebra import Algebra, units
-from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.operators.wgmma import BLOCK, WGMMAOp
 from gemmkit.ptx.tma import TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo, describe, whole
 from gemmkit.runtime.device import H100
@@ -102,6 +103,8 @@ def validate(config: Config) -> None:
     for name, across in (("a", "M"), ("b", "N")):
         _validate_operand(config, name, across)
     _validate_d(config)
+    if units(operator).is_scaled:
+        _validate_scaled(config)
     if config.splits != 1:
         _validate_splits(config)
     rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue,
@@ -149,7 +152,8 @@ def _validate_tiles(config: Config) -> None:
          f"{operator.K}")
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
-    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (3 if promote else 1)
+    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4
+    registers *= accumulator_sets(config.operator, config.block_shape, config.compute_warp)
     own = operator.N // 2 * operator.accumulator.itemsize // 4
     rule(config.threads <= 384 or own <= 96, "operator", operator,
          f"a block of {config.threads} threads begins with 128 registers each, and one instruction would need {own} for its "
@@ -158,6 +162,17 @@ def _validate_tiles(config: Config) -> None:
     rule(registers <= most, "compute_warp", config.compute_warp,
          f"a thread would hold {registers} registers of accumulators, but {most} is the limit with {config.threads} "
          "threads; use smaller tiles")
+
+
+def _validate_scaled(config: Config) -> None:
+    operator: Any = config.operator
+    rule(not isinstance(operator, Algebra), "operator", operator, "numbers of several parts have no block scales")
+    rule(operator.columns == BLOCK or operator.N <= BLOCK, "operator", operator, "a thread would hold a scale for each of "
+         f"its columns beside two sets of accumulators, for which N={BLOCK} leaves registers; use a smaller N")
+    rule(config.block_shape.size.K == BLOCK, "block_shape", config.block_shape, f"a stage is a block of {BLOCK} elements "
+         "along K")
+    rule(config.condition.is_always, "condition", config.condition, "a condition leaves k-tiles out, and scales are read of "
+         "each in turn; multiply zeros instead")
 
 
 def _validate_splits(config: Config) -> None:
@@ -542,7 +557,20 @@ def _mainloop(spec: Sm90Spec) -> WgmmaMainloop:
     if spec.a.observer is not None:
         return ObservedMainloop()
     stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
-    return PromotedMainloop(stages) if stages > 1 else PairMainloop() if stages == 1 else SharedMainloop()
+    if stages > 1:
+        return PromotedMainloop(stages)
+    sets = accumulator_sets(spec.operator, spec.block, spec.compute_warp)
+    return {1: SharedMainloop, 2: AlternatingMainloop, 3: PairMainloop}[sets]()
+
+
+def accumulator_sets(operator: Any, block: Tile, warp: Tile) -> int:
+    """Sets of accumulators of a thread: beside the total that of a stage, or those of two stages where there are registers
+    for them. (Numbers of several parts have no mainloop for one.)"""
+    base = units(operator)
+    if not base.promote:
+        return 1
+    pairs = 3 * (warp.size.M // 64) * base.N // 2 <= ACCUMULATORS or base is not operator
+    return 3 if base.promote > block.size.K or (pairs and not base.is_scaled) else 2
 
 
 # -- routes -----------------------------------------------------------------------------------------------------------

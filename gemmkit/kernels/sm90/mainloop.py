@@ -54,7 +54,11 @@ if TYPE_CHECKING:
 # | `SharedMainloop` | wgmma reads it in shared memory | added to by all stages of a tile |
 # | `PairMainloop` | the same | of one stage each, two sets in turn, added to a total in float32 |
 # | `PromotedMainloop` | the same | of some stages each, added to a total in float32 |
+# | `AlternatingMainloop` | the same | of one stage each, added to a total in float32, by block scales |
 # | `gemmkit.kernels.sm90.mainloop.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
+
+WARP_ROWS = 16                         # of a fragment that a warp has
+
 
 @dataclass(frozen=True)
 class WgmmaMainloop(Component):
@@ -137,6 +141,37 @@ class PromotedMainloop(WgmmaMainloop):
                 slot = spec.pipeline.advance(slot)
                 done += 1
             total = apply(add_fragment, total, partial)
+        return total, slot
+
+
+@dataclass(frozen=True)
+class AlternatingMainloop(WgmmaMainloop):
+    """One stage at a time, whose sums are added to the total while the tensor cores multiply the other consumer's stage.
+    Block scales (`BlockScaledOp`) are multiplied on the way. They are loaded behind the start of the stage before, or, where
+    registers are few, of their own."""
+
+    sets = 2
+
+    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
+        a, b = descriptor_a(spec, group), descriptor_b(spec)
+        total = nothing(spec)
+        if steps > 0:
+            row = work.m + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS + udiv(lane_index(), 4)
+            block, partial = udiv(work.k_begin, spec.block.size.K), nothing(spec)
+            last = block + steps - 1
+            scales = spec.operator.scales(spec.fragments_m, row, work.n, block, shape)
+            for _ in range(steps):
+                partial = start_stage(spec, a, b, slot, partial, 0)
+                if not spec.operator.scales_ahead:
+                    scales = spec.operator.scales(spec.fragments_m, row, work.n, block, shape)
+                following, block = scales, min(block + 1, last)
+                if spec.operator.scales_ahead:
+                    following = spec.operator.scales(spec.fragments_m, row, work.n, block, shape)
+                partial = wgmma_wait(0, partial)
+                spec.pipeline.release(slot.stage)
+                slot = spec.pipeline.advance(slot)
+                total = spec.operator.add_block(total, partial, scales)
+                scales = following
         return total, slot
 
 

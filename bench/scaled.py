@@ -1,0 +1,128 @@
+"""Products of 8-bit floats with scales, beside ``torch._scaled_mm``: `python -m bench.scaled`.
+
+| work | scales | beside |
+|---|---|---|
+| fast, exact | of rows and columns | ``torch._scaled_mm``, with and without ``use_fast_accum`` |
+| blocks | of 128 along K of A, of 128 x 128 of B | the same with these scales where cuBLASLt has them; else exact, of rows |
+
+Operands are standard normal, quantised with the scales of their work. All are timed in turns by events in one run, and
+compared with a product in float32 before. With ``--device cpu`` small cases run in the emulator, beside that product: the
+times are no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+import gemmkit as gk
+import gemmkit.torch
+from bench import report
+from bench.attention_backward import elapsed
+from bench.harness import WrongResult
+from gemmkit.functions.rows import to_float8
+
+TOLERANCE = 1e-2                       # of the largest element
+CALLS, TURNS, BEFORE = 5, 9, 3
+SIZES = ((4096, 7168, 16384), (8192, 8192, 8192), (4096, 4096, 4096), (4096, 4096, 7168), (128, 7168, 2048),
+         (64, 7168, 2048))
+SMALL = ((20, 136, 144),)
+WORKS = "fast", "exact", "blocks"
+
+
+class ScaledCase(NamedTuple):
+    work: str
+    m: int
+    n: int
+    k: int
+
+    def operands(self, device: str) -> tuple[Any, ...]:
+        """a, b and their scales; b by columns."""
+        torch.manual_seed(0)
+        a, b = (torch.randn(rows, self.k, device=device) for rows in (self.m, self.n))
+        if self.work != "blocks":
+            (a, of_a), (b, of_b) = (to_float8(x, block=None) for x in (a, b))
+            return a, b.t(), of_a, of_b.t().contiguous()
+        a, of_a = to_float8(a)
+        rows, columns = -(-self.n // 128), -(-self.k // 128)
+        padded = torch.zeros(128 * rows, 128 * columns, device=device)
+        padded[:self.n, :self.k] = b
+        of_b = padded.view(rows, 128, columns, 128).abs().amax((1, 3)) / 448
+        b = (b / wide(of_b, b, 128)).to(torch.float8_e4m3fn)
+        return a, b.t(), of_a.t().contiguous().t(), of_b.t()
+
+
+def wide(scale: Any, x: Any, rows: int) -> Any:
+    """Scales of blocks, for each element of x; others as they are."""
+    if 1 in scale.shape and scale.shape[0] in (1, x.shape[0]) and scale.shape[1] in (1, x.shape[1]):
+        return scale
+    return scale.repeat_interleave(rows, 0)[:x.shape[0]].repeat_interleave(128, 1)[:, :x.shape[1]]
+
+
+def in_float32(a: Any, b: Any, of_a: Any, of_b: Any) -> Any:
+    return (a.float() * wide(of_a, a, 1)) @ (b.t().float() * wide(of_b.t(), b.t(), 128)).t()
+
+
+def calls(case: ScaledCase, device: str, given: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
+    """What is timed, by its name: ours first, then the peer."""
+    fast = case.work == "fast"
+    ours = {"ours": lambda: gk.torch.scaled_mm(*given, use_fast_accum=fast)}
+    if device == "cpu":
+        return {**ours, "float32": lambda: in_float32(*given)}
+
+    def peer(*operands: Any) -> Callable[[], Any]:
+        return lambda: torch._scaled_mm(*operands, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    try:
+        peer(*given)()
+    except (RuntimeError, NotImplementedError, ValueError):           # this cuBLASLt has no such scales
+        rows = ScaledCase("exact", *case[1:]).operands(device)
+        return {**ours, "torch._scaled_mm of rows": peer(*rows)}
+    return {**ours, "torch._scaled_mm": peer(*given)}
+
+
+def row(case: ScaledCase, device: str, count: int = CALLS, turns: int = TURNS) -> dict[str, Any]:
+    """Raises `bench.harness.WrongResult` where the product is another than that in float32."""
+    given = case.operands(device)
+    timed = calls(case, device, given)
+    found, wanted = timed["ours"](), in_float32(*given)
+    error = float((found.float() - wanted).abs().max() / wanted.abs().max())
+    if not error <= TOLERANCE:
+        raise WrongResult(f"{case}: differs from the product in float32 by {error:.4f} of the largest element")
+    del found, wanted
+    taken: dict[str, list[float]] = {name: [] for name in timed}
+    for call in timed.values():
+        elapsed(call, device, BEFORE if device == "cuda" else 1)
+    for _ in range(turns):
+        for name, call in timed.items():
+            taken[name].append(elapsed(call, device, count))
+    ours, peer = (statistics.median(of) for of in taken.values())
+    made = dict(work=case.work, dtype="float8_e4m3fn", m=case.m, n=case.n, k=case.k, layout="nt", ours_us=round(ours, 2),
+                peer=list(timed)[1], peer_us=round(peer, 2), ratio=round(peer / ours, 4), error=error, graph=False,
+                group="scaled")
+    print(f"{case}: {ours:.1f} us, {2 * case.m * case.n * case.k / ours / 1e6:.0f} TF, {made['ratio']} of {made['peer']}",
+          flush=True)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.scaled", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small cases, in the emulator")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu":
+        with gk.emulate():
+            made = [row(ScaledCase(work, *size), "cpu", 1, 1) for size in SMALL for work in WORKS]
+    else:
+        made = [row(ScaledCase(work, *size), "cuda") for size in SIZES for work in WORKS]
+    name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()
+    report.write(report.document("scaled", made, name), report.results_path("scaled", options.out))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
