@@ -7,6 +7,7 @@ A mask and a score are no tensors: eager calls carry them as they are, the opera
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -222,6 +223,16 @@ def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, 
     return tuple(found)
 
 
+def _in_a_graph(compute: Callable[..., Any], first: int) -> Callable[..., Any]:
+    """What an operator computes in a compiled graph: ``compute``, of copies of those of q, k and v, the arguments from
+    ``first`` on, that do not begin at a multiple of 16 bytes. A compiler cannot ask for that, so no guard of a graph does."""
+    def computed(*args: Any, **options: Any) -> Any:
+        qkv = (x.clone() if x.data_ptr() % 16 else x for x in args[first:first + 3])
+        return compute(*args[:first], *qkv, *args[first + 3:], **options)
+
+    return computed
+
+
 def _allocate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
               kind: str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
     """The results, uninitialised."""
@@ -289,8 +300,8 @@ def _gradients_one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **opt
     return batched_by(_GRADIENTS, size, in_dims[:10], args, (None,) * 10, options)
 
 
-_OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _compute, _allocate), _backward, _keep, _one_by_one,
-                                _compute)
+_OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _in_a_graph(_compute, 0), _allocate), _backward,
+                                _keep, _one_by_one, _compute)
 _GRADIENTS: Any = Differentiable(
-    define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _compute_gradients, _allocate_gradients), _second,
-    _keep_nothing, _gradients_one_by_one, _compute_gradients)
+    define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _in_a_graph(_compute_gradients, 4), _allocate_gradients),
+    _second, _keep_nothing, _gradients_one_by_one, _compute_gradients)

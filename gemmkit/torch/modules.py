@@ -272,9 +272,12 @@ def _attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool,
 
 
 def _is_loaded(x: torch.Tensor) -> bool:
-    """Whether a kernel takes its strides: contiguous heads, rows that begin at multiples of 16 bytes."""
+    """Whether a kernel takes its strides: contiguous heads, rows that begin at multiples of 16 bytes. A compiler cannot ask
+    where x begins; `gemmkit.torch.attention` sees to that in its graphs."""
     batch, heads, rows, columns = x.stride()
-    return columns == 1 and not (batch % 8 or heads % 8 or rows % 8 or x.storage_offset() % 8)
+    if columns != 1 or batch % 8 or heads % 8 or rows % 8:
+        return False
+    return torch.compiler.is_compiling() or not x.storage_offset() % 8
 
 
 def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
