@@ -86,14 +86,17 @@ def calls(case: ScaledCase, device: str, given: tuple[Any, ...]) -> dict[str, Ca
 
 
 def row(case: ScaledCase, device: str, count: int = CALLS, turns: int = TURNS) -> dict[str, Any]:
-    """Raises `bench.harness.WrongResult` where the product is another than that in float32."""
+    """Raises `bench.harness.WrongResult` where the product is another than that in float32. Of 14 bits of sums ("fast") the
+    peer's error says how far apart they may be."""
     given = case.operands(device)
     timed = calls(case, device, given)
-    found, wanted = timed["ours"](), in_float32(*given)
-    error = float((found.float() - wanted).abs().max() / wanted.abs().max())
-    if not error <= TOLERANCE:
-        raise WrongResult(f"{case}: differs from the product in float32 by {error:.4f} of the largest element")
-    del found, wanted
+    wanted = in_float32(*given)
+    error, of_peer = (float((call().float() - wanted).abs().max() / wanted.abs().max()) for call in timed.values())
+    limit = max(TOLERANCE, 1.5 * of_peer) if case.work == "fast" else TOLERANCE
+    if not error <= limit:
+        raise WrongResult(f"{case}: differs from the product in float32 by {error:.4f} of the largest element, the peer by "
+                          f"{of_peer:.4f}")
+    del wanted
     taken: dict[str, list[float]] = {name: [] for name in timed}
     for call in timed.values():
         elapsed(call, device, BEFORE if device == "cuda" else 1)
@@ -102,7 +105,7 @@ def row(case: ScaledCase, device: str, count: int = CALLS, turns: int = TURNS) -
             taken[name].append(elapsed(call, device, count))
     ours, peer = (statistics.median(of) for of in taken.values())
     made = dict(work=case.work, dtype="float8_e4m3fn", m=case.m, n=case.n, k=case.k, layout="nt", ours_us=round(ours, 2),
-                peer=list(timed)[1], peer_us=round(peer, 2), ratio=round(peer / ours, 4), error=error, graph=False,
+                peer=list(timed)[1], peer_us=round(peer, 2), ratio=round(peer / ours, 4), error=error, peer_error=of_peer, graph=False,
                 group="scaled")
     print(f"{case}: {ours:.1f} us, {2 * case.m * case.n * case.k / ours / 1e6:.0f} TF, {made['ratio']} of {made['peer']}",
           flush=True)
