@@ -149,7 +149,7 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
         kind.check_gradient()
         found = _OPERATOR(q, k, v, *_on_device(q, k, lengths, key_lengths, layout), kind=kind, scale=scale, layout=layout)
     else:
-        _ = id(mask), id(score)                        # what a compiled graph is guarded by
+        _ = [id(x) for x in (mask, score) if x is not None]           # what a compiled graph is guarded by
         name = _constant_name(mask, score, is_recorded)
         found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=name, scale=scale, layout=layout)
     return tuple(found) if return_lse else found[0]

@@ -75,7 +75,7 @@ def layernorm(x: torch.Tensor, gamma: torch.Tensor | None = None, beta: torch.Te
         x: as `gemmkit.torch.softmax` takes it.
         gamma, beta: (N,), of any of these dtypes; None for a factor of 1, and for nothing to add.
         eps: what is added to the variance.
-        dtype: the result's; None takes x's, and float32 under ``torch.autocast`` on a GPU, as PyTorch does.
+        dtype: the result's; None takes x's, and float32 under ``torch.autocast`` on a GPU where PyTorch's own does.
 
     Returns: a new tensor of x's shape. Gradients have the dtypes of what they are of.
 
@@ -98,7 +98,8 @@ def rmsnorm(x: torch.Tensor, gamma: torch.Tensor | None = None, *, eps: float = 
     >>> gamma.grad.tolist()
     [1.0, -1.0]
     """
-    return _NORM(_tensor(x, "rmsnorm"), gamma, None, eps=float(eps), centred=False, dtype=dtype or _widened(x))
+    return _NORM(_tensor(x, "rmsnorm"), gamma, None, eps=float(eps), centred=False,
+                 dtype=dtype or (_widened(x) if _WIDENS_RMS else None))
 
 
 def glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, activation: str = "silu") -> Any:
@@ -162,6 +163,10 @@ def _widened(x: torch.Tensor) -> torch.dtype | None:
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled("cuda"):
         return torch.float32
     return None
+
+
+#: Whether this version of PyTorch has its RMS norm among what ``torch.autocast`` computes in float32 (2.13; 2.11 has not).
+_WIDENS_RMS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_bl
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3, StreamK(3)], ids=repr)
 def test_shares_of_k_read_their_own_scales(machine: Any, splits: Any, rng: np.random.Generator) -> None:
-    check(machine, rng, (72, 48, 700) if machine.emulated else (520, 272, 5000), splits=splits)
+    check(machine, rng, (72, 48, 700) if machine.emulated else (400, 150, 5000), splits=splits)
 
 
 @on_machines
