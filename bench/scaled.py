@@ -91,7 +91,7 @@ def row(case: ScaledCase, device: str, count: int = CALLS, turns: int = TURNS) -
     given = case.operands(device)
     timed = calls(case, device, given)
     wanted = in_float32(*given)
-    error, of_peer = (float((call().float() - wanted).abs().max() / wanted.abs().max()) for call in timed.values())
+    error, of_peer = (float((x().float() - wanted).abs().max() / wanted.abs().max()) for x in timed.values())
     limit = max(TOLERANCE, 1.5 * of_peer) if case.work == "fast" else TOLERANCE
     if not error <= limit:
         raise WrongResult(f"{case}: differs from the product in float32 by {error:.4f} of the largest element, the peer by "
@@ -105,8 +105,8 @@ def row(case: ScaledCase, device: str, count: int = CALLS, turns: int = TURNS) -
             taken[name].append(elapsed(call, device, count))
     ours, peer = (statistics.median(of) for of in taken.values())
     made = dict(work=case.work, dtype="float8_e4m3fn", m=case.m, n=case.n, k=case.k, layout="nt", ours_us=round(ours, 2),
-                peer=list(timed)[1], peer_us=round(peer, 2), ratio=round(peer / ours, 4), error=error, peer_error=of_peer, graph=False,
-                group="scaled")
+                peer=list(timed)[1], peer_us=round(peer, 2), ratio=round(peer / ours, 4), error=error,
+                peer_error=of_peer, graph=False, group="scaled")
     print(f"{case}: {ours:.1f} us, {2 * case.m * case.n * case.k / ours / 1e6:.0f} TF, {made['ratio']} of {made['peer']}",
           flush=True)
     return made

@@ -225,7 +225,7 @@ def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, 
 
 def _in_a_graph(compute: Callable[..., Any], first: int) -> Callable[..., Any]:
     """What an operator computes in a compiled graph: ``compute``, of copies of those of q, k and v (the arguments from
-    ``first`` on) that do not begin at a multiple of 16 bytes. Compilers cannot ask for that, so graphs have no guard of it."""
+    ``first`` on) that begin at no multiple of 16 bytes. Compilers cannot ask for that, so no graph has a guard of it."""
     def computed(*args: Any, **options: Any) -> Any:
         qkv = (x.clone() if x.data_ptr() % 16 else x for x in args[first:first + 3])
         return compute(*args[:first], *qkv, *args[first + 3:], **options)
