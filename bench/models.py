@@ -70,12 +70,12 @@ class Cache:
         shape = sizes.layers, batch, sizes.kv_heads, at + 8, sizes.hidden // sizes.heads
         drawn = torch.Generator(device=device).manual_seed(3)
         self.k, self.v = (torch.randn(shape, device=device, dtype=torch.bfloat16, generator=drawn) for _ in range(2))
-        self.at = at
+        self.at, self.places = at, torch.arange(at, at + 1, device=device)
 
     def update(self, k: Any, v: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        end = self.at + k.shape[2]
-        self.k[layer][:, :, self.at:end] = k
-        self.v[layer][:, :, self.at:end] = v
+        end = self.at + 1
+        self.k[layer].index_copy_(2, self.places, k)   # as transformers' static cache: compilers write it in place
+        self.v[layer].index_copy_(2, self.places, v)
         return self.k[layer][:, :, :end], self.v[layer][:, :, :end]
 
 

@@ -18,7 +18,7 @@ from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
 from gemmkit.functions.attention_backward import Rules, gradients
 from gemmkit.functions.slope import slope_of
-from gemmkit.kernels.masks import Mask, Score
+from gemmkit.kernels.masks import Causal, Mask, Score
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
@@ -80,6 +80,8 @@ def _is_told(x: Any) -> bool:
 
 
 _constant_name = torch.compiler.assume_constant_result(_named)
+_CAUSAL = Causal()
+_CAUSAL_NAME = _named(_CAUSAL, None, False)
 
 
 def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
@@ -153,6 +155,17 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
         name = _constant_name(mask, score, is_recorded)
         found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=name, scale=scale, layout=layout)
     return tuple(found) if return_lse else found[0]
+
+
+def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
+    """`attention` of (batch, rows, heads, head size), wherever the tensors begin: one that begins at no multiple of 16 bytes
+    is copied first. Its masks have their names before a compiler asks (PyTorch 2.11's takes no mask for a constant)."""
+    q, k, v = autocast(q, k, v)
+    if torch.compiler.is_compiling():
+        kind = _CAUSAL_NAME if is_causal else _PLAIN
+        return _OPERATOR(q, k, v, None, None, None, kind=kind, scale=scale, layout="bnhd")[0]
+    q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
+    return _attended(q, k, v, _CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
 
 
 def recorded(q: Any, k: Any, v: Any, out: Any, stream: Any, **more: Any) -> Any:

@@ -14,8 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kernels.masks import Causal
-from gemmkit.torch.attention import attention
+from gemmkit.torch.attention import causal_or_plain
 from gemmkit.torch.layers import Linear
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
@@ -246,7 +245,7 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
 
     gemmkit computes (batch, heads, rows, head size) of float16 and bfloat16 without a mask tensor and without dropout, of
     head sizes that are multiples of 8 up to 256; a causal mask needs as many queries as keys. PyTorch computes the rest.
-    Arguments, results and errors are PyTorch's.
+    Arguments, results and errors are PyTorch's. A tensor that begins at no multiple of 16 bytes is copied first.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> q = k = v = torch.ones(1, 2, 3, 64).half()
@@ -272,21 +271,15 @@ def _attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool,
 
 
 def _is_loaded(x: torch.Tensor) -> bool:
-    """Whether a kernel takes its strides: contiguous heads, rows that begin at multiples of 16 bytes. A compiler cannot ask
-    where x begins; `gemmkit.torch.attention` sees to that in its graphs."""
+    """Whether a kernel takes its strides: contiguous heads, rows at distances of multiples of 16 bytes."""
     batch, heads, rows, columns = x.stride()
-    if columns != 1 or batch % 8 or heads % 8 or rows % 8:
-        return False
-    return torch.compiler.is_compiling() or not x.storage_offset() % 8
+    return columns == 1 and not (batch % 8 or heads % 8 or rows % 8)
 
 
 def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
     """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
-    mask = _CAUSAL if is_causal else None
-    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask=mask, scale=scale, layout="bnhd")
+    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale)
 
-
-_CAUSAL = Causal()
 
 #: The name of gemmkit's attention among those of transformers.
 NAME = "gemmkit"

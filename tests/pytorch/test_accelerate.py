@@ -431,22 +431,25 @@ def test_scaled_dot_product_attention(causal: bool, device: str) -> None:
 
 @on_devices
 @pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("begin", [0, 3])
-def test_attention_in_a_graph(begin: int, recorded: bool, device: str) -> None:
+@pytest.mark.parametrize(("begin", "causal"), [(0, True), (3, False)])
+def test_attention_in_a_graph(begin: int, causal: bool, recorded: bool, device: str) -> None:
     """No graph breaks, wherever tensors begin: a compiler sees strides, and no address."""
     whole = torch.randn(2, 6, 4, 24, device=device).half()
     grad = torch.randn(2, 4, 6, 16, device=device).half()
 
     def attend(x: Any) -> Any:
         q = x[..., begin:begin + 16].transpose(1, 2)
-        return scaled_dot_product_attention(q, q, q, scale=0.3)
+        of = scaled_dot_product_attention if x.dtype == F16 else F.scaled_dot_product_attention
+        return of(q, q, q, is_causal=causal, scale=0.3)
 
-    def results(function: Any) -> list[Any]:
-        x = whole.clone().requires_grad_(recorded)
+    def results(function: Any, of: Any) -> list[Any]:
+        x = of.clone().requires_grad_(recorded)
         found = function(x)
-        return [found.detach()] + ([torch.autograd.grad(found, x, grad)[0]] if recorded else [])
+        return [found.detach()] + ([torch.autograd.grad(found, x, grad.to(x.dtype))[0]] if recorded else [])
 
-    near(results(torch.compile(attend, fullgraph=True, backend="aot_eager")), results(attend), 5e-3)
+    wanted = results(attend, whole.double())
+    near([x.double() for x in results(torch.compile(attend, fullgraph=True, backend="aot_eager"), whole)], wanted, 5e-3)
+    near([x.double() for x in results(attend, whole)], wanted, 5e-3)
 
 
 class Interface:
