@@ -26,10 +26,12 @@ FILES: dict[str, tuple[str, ...]] = {
     "hopper_square": ("square",),
     "hopper_fused": ("fused",),
     "hopper": tuple(group for group in cases.PUBLISHED if group not in ("square", "fused")),
-    "multistage": ("float32", "float64", "ozaki", "complex", "long", "stacks", "grouped", "experts", "sparse", "minplus",
+    "multistage": ("float32", "float64", "complex", "long", "stacks", "grouped", "experts", "sparse", "minplus",
                    "forced"),
     "decode": ("skinny", "decode"),
-    "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus")),
+    "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus", "symmetric")),
+    "symmetric": ("symmetric",),
+    "ozaki": ("ozaki",),
     "stream_k": ("streamk",),
     "random": ("random",),
     "rows": ("rows",),
@@ -53,7 +55,7 @@ def later(name: str) -> Callable[[Sequence[str]], int]:
 OTHERS: dict[str, Callable[[Sequence[str]], int]] = {
     "choice": choice.main, "host": host.main,
     **{name: later(name) for name in ("attention_backward", "derived", "novel", "shares", "sequences", "row_programs",
-                                      "scaled", "training")}}
+                                      "models", "scaled", "training")}}
 NAMES = (*FILES, *OTHERS)
 
 

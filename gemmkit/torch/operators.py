@@ -149,7 +149,7 @@ class ProductOperator:
         given = "".join(f", Tensor {name}" for name in self.recipe.names)
         plain = define(self.name, f"(Tensor a, Tensor b, Tensor? c{given}) -> Tensor", self._compute, self._allocate)
         self._plain = Differentiable(plain, self._backward, self._setup,
-                                     lambda *batch: self._in_batches(self._plain, *batch), self._compute_eagerly)
+                                     lambda *batch: self._in_batches(self._plain, *batch), self._compute)
         self._keeping: Any = None
         if self.derivative.keeps:
             keeping = define(f"{self.name}_keeping_{self.derivative.keeps}",
@@ -190,16 +190,13 @@ class ProductOperator:
         return out, a.new_empty(out.shape, dtype=torch.promote_types(a.dtype, b.dtype))
 
     def _compute(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
+        if (self._is_plain and c is None and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]
+                and all(x.dtype == a.dtype for x in (b, *operands))):            # known calls make the result themselves
+            return product.products(self, (a, b, *operands), None, None, lambda: (
+                a, b, {"epilogue": self.epilogue_of(operands)} if self._has_epilogue else {}))
         out = self._allocate(a, b, c, *operands)
         self._launch(a, b, c, out, self.epilogue_of(operands) if self._has_epilogue else None)
         return out
-
-    def _compute_eagerly(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
-        """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
-        if (self._is_plain and c is None and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]
-                and all(x.dtype == a.dtype for x in (b, *operands))):
-            return matmul(a, b, epilogue=self.epilogue_of(operands)) if self._has_epilogue else matmul(a, b)
-        return self._compute(a, b, c, *operands)
 
     def _compute_keeping(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None,
                          *operands: torch.Tensor) -> tuple[Any, Any]:

@@ -375,6 +375,9 @@ def result_dtype(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) ->
 
 def _compute(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
              conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
+    if (a_form == b_form == PLAIN and dtype is None and not (conj_a or conj_b) and a.dtype == b.dtype and a.dtype in KEPT
+            and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]):      # known calls make the result themselves
+        return products(None, (a, b), None, None, lambda: (a, b, {}))
     out = _allocate(a, b, a_form=a_form, b_form=b_form, dtype=dtype)
     more: dict[str, Any] = {}
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
@@ -564,12 +567,4 @@ def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.T
 KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-def _compute_eagerly(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Any:
-    """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
-    if not options and a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
-        return matmul(a, b)
-    return _compute(a, b, **options)
-
-
-_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches,
-                           _compute_eagerly)
+_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches, _compute)
