@@ -226,7 +226,7 @@ class Everything(Mask):
 
 
 def _check_aligned(mask: Any) -> None:
-    if mask.aligned not in (LOWER_RIGHT, UPPER_LEFT):
+    if not isinstance(mask.aligned, str) or mask.aligned not in (LOWER_RIGHT, UPPER_LEFT):
         raise ValueError(f'{type(mask).__qualname__}(aligned={mask.aligned!r}): "{LOWER_RIGHT}" or "{UPPER_LEFT}" is needed')
 
 

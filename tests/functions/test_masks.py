@@ -229,7 +229,7 @@ def test_bad_input(bad: Callable[[], Any], error: type[Exception], words: str) -
 
 
 @pytest.mark.parametrize("make,words", [
-    (lambda: Causal("left"), "aligned='left'"), (lambda: Window(-1), "left=-1"), (lambda: Window(1, 0.5), "right=0.5"),
+    (lambda: Causal("left"), "aligned='left'"), (lambda: Causal(np.zeros(3)), "aligned=array"), (lambda: Window(-1), "left=-1"), (lambda: Window(1, 0.5), "right=0.5"),
     (lambda: SoftCap(0.0), "cap=0.0"), (lambda: SoftCap(1e39), "cap=1e"), (lambda: Documents.of([1, 2]), "begin with 0"), (lambda: Documents.of([0, 2, 1]), "never fall"),
 ])
 def test_bad_components(make: Callable[[], Any], words: str) -> None:
