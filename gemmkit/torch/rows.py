@@ -1,12 +1,9 @@
 """Norms, softmaxes and gated linear units as operators of PyTorch's, with gradients that are programs of rows.
 
 A norm's gradient computes the row's statistics a second time: reading them would cost what computing them costs, since the
-row is read anyway. With n the normed row, g its gradient and r the reciprocal of the deviation,
-
-    dx = r (g - mean(g) - n mean(g n)),   dgamma = sum of (dy n),   dbeta = sum of dy
-
-and an RMS norm lacks mean(g) (Ba et al., 2016; Zhang and Sennrich, 2019). Programs of rows take up to 32 bits an element, so
-float64 is computed by PyTorch. None has second derivatives.
+row is read anyway. `gemmkit.functions.norm_gradients` has those of x, gamma and beta in one pass over x and the gradient.
+Gradients of softmaxes and gates are programs of rows. Both take up to 32 bits an element, so that float64 is computed by
+PyTorch. None has second derivatives.
 """
 
 from __future__ import annotations
@@ -22,6 +19,8 @@ from gemmkit import programs as gp
 from gemmkit.epilogues import activations as of_numbers
 from gemmkit.functions import rows as forward
 from gemmkit.functions.glu import glu as forward_glu
+from gemmkit.functions.norm_gradients import norm_gradients_of
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric
 from gemmkit.programs import program
 from gemmkit.torch.autograd import matmul
@@ -220,44 +219,6 @@ def unit(activation: object) -> Unit:
 # The programs.
 
 @program
-def _norm_backward(grad: Any, x: Any, gamma: Any, dx: Any, terms: Any, eps: float) -> None:
-    for m in gp.parallel(x.rows):
-        c, g = x[m] - x[m].mean(axis=1), grad[m]
-        r = gp.rsqrt((c * c).mean(axis=1) + eps)
-        n, h = c * r, g * gamma
-        dx[m] = r * (h - h.mean(axis=1) - n * (h * n).mean(axis=1))
-        terms[m] = g * n
-
-
-@program
-def _plain_norm_backward(grad: Any, x: Any, dx: Any, eps: float) -> None:
-    for m in gp.parallel(x.rows):
-        c, g = x[m] - x[m].mean(axis=1), grad[m]
-        r = gp.rsqrt((c * c).mean(axis=1) + eps)
-        n = c * r
-        dx[m] = r * (g - g.mean(axis=1) - n * (g * n).mean(axis=1))
-
-
-@program
-def _rms_backward(grad: Any, x: Any, gamma: Any, dx: Any, terms: Any, eps: float) -> None:
-    for m in gp.parallel(x.rows):
-        t, g = x[m], grad[m]
-        r = gp.rsqrt((t * t).mean(axis=1) + eps)
-        n, h = t * r, g * gamma
-        dx[m] = r * (h - n * (h * n).mean(axis=1))
-        terms[m] = g * n
-
-
-@program
-def _plain_rms_backward(grad: Any, x: Any, dx: Any, eps: float) -> None:
-    for m in gp.parallel(x.rows):
-        t, g = x[m], grad[m]
-        r = gp.rsqrt((t * t).mean(axis=1) + eps)
-        n = t * r
-        dx[m] = r * (g - n * (g * n).mean(axis=1))
-
-
-@program
 def _softmax_backward(grad: Any, y: Any, dx: Any, scale: float) -> None:
     for m in gp.parallel(y.rows):
         p, g = y[m], grad[m]
@@ -359,58 +320,63 @@ def _keep_norm(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...]
 def _backward_norm(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     x, gamma = ctx.saved_tensors
     of_x, of_gamma, of_beta = ctx.needs_input_grad[:3]
-    found = of_vector = None
-    if of_x or of_gamma:
-        compute = _NORM_BACKWARD if _is_recorded() else _compute_norm_backward
-        found, of_vector = compute(grad, x, gamma, **ctx.options)
-    return (found if of_x else None, of_vector if of_gamma else None,
-            _rows(grad).sum(0, dtype=_wide(ctx.of_beta)).to(ctx.of_beta) if of_beta else None)
+    compute = _NORM_BACKWARD if _is_recorded() else _compute_norm_backward
+    found = compute(grad, x, gamma, **ctx.options, sums=of_gamma or of_beta, beta=ctx.of_beta if of_beta else None)
+    return tuple(y if wanted else None for y, wanted in zip(found, (of_x, of_gamma, of_beta)))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype that a sum of rows is computed into; sums of 16 bits add up in float32 and round once."""
-    return dtype if dtype.itemsize > 2 else None
-
-
-def _compute_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float,
-                           centred: bool) -> tuple[Any, Any]:
-    out, of_gamma = _allocate_norm_backward(grad, x, gamma, eps=eps, centred=centred)
+def _compute_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float, centred: bool,
+                           sums: bool = True, beta: torch.dtype | None = None) -> tuple[Any, Any, Any]:
+    of_gamma, of_beta = _allocate_sums(x, gamma, sums, beta)
     if not x.numel():
-        return out, of_gamma.zero_()
+        return x.new_empty(x.shape), of_gamma.zero_(), of_beta.zero_()
     with torch.no_grad():
-        grad, rows = _rows(grad), _rows(x)
-        if not all(y is None or y.dtype in _PROGRAMS for y in (grad, x, gamma)):
-            return _by_pytorch(grad, rows, gamma, eps, centred, out, of_gamma)
-        of_rows = out.view(rows.shape)
-        if gamma is None:
-            (_plain_norm_backward if centred else _plain_rms_backward)(grad, rows, of_rows, eps)
-            return out, of_gamma
-        terms = torch.empty(rows.shape, dtype=torch.promote_types(grad.dtype, gamma.dtype), device=x.device)
-        (_norm_backward if centred else _rms_backward)(grad, rows, gamma.detach(), of_rows, terms, eps)
-        return out, terms.sum(0).to(gamma.dtype)
+        g, rows = _rows(grad), _rows(x)
+        factors = None if gamma is None else gamma.detach()
+        if all(y is None or y.dtype in _PROGRAMS for y in (g, x, gamma)):
+            try:
+                out = norm_gradients_of(g, rows, factors, eps, centred, of_gamma if of_gamma.numel() else None,
+                                        of_beta if of_beta.numel() else None)
+            except ConfigError:                        # sums of so many columns fit no block
+                pass
+            else:
+                return out if out.shape == x.shape else out.view(x.shape), of_gamma, of_beta
+        return _by_pytorch(g, rows, factors, eps, centred, x.new_empty(x.shape), of_gamma, of_beta)
 
 
 def _by_pytorch(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, eps: float, centred: bool,
-                out: torch.Tensor, of_gamma: torch.Tensor) -> tuple[Any, Any]:
-    """`_compute_norm_backward` of float64."""
-    g, c = grad.double(), x.double()
+                out: torch.Tensor, of_gamma: torch.Tensor, of_beta: torch.Tensor) -> tuple[Any, Any, Any]:
+    """`_compute_norm_backward` of float64, and of rows that are too long for `norm_gradients_of`."""
+    wide = torch.float64 if torch.float64 in (grad.dtype, x.dtype, out.dtype, of_gamma.dtype) else torch.float32
+    g, c = grad.to(wide), x.to(wide)
     c = c - c.mean(-1, keepdim=True) if centred else c
     r = torch.rsqrt((c * c).mean(-1, keepdim=True) + eps)
     n, h = c * r, g if gamma is None else g * gamma
     least = h.mean(-1, keepdim=True) if centred else 0.0
     out.view(x.shape).copy_(r * (h - least - n * (h * n).mean(-1, keepdim=True)))
-    return out, of_gamma if gamma is None else (g * n).sum(0).to(gamma.dtype)
+    for total, terms in ((of_gamma, g * n), (of_beta, g)):
+        if total.numel():
+            total.copy_(terms.sum(0))
+    return out, of_gamma, of_beta
 
 
-def _allocate_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float,
-                            centred: bool) -> tuple[Any, Any]:
-    return x.new_empty(x.shape), x.new_empty(0) if gamma is None else gamma.new_empty(gamma.shape)
+def _allocate_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float, centred: bool,
+                            sums: bool = True, beta: torch.dtype | None = None) -> tuple[Any, Any, Any]:
+    return x.new_empty(x.shape), *_allocate_sums(x, gamma, sums, beta)
+
+
+def _allocate_sums(x: torch.Tensor, gamma: torch.Tensor | None, sums: bool, beta: torch.dtype | None) -> tuple[Any, Any]:
+    """For dgamma and dbeta; empty ones where these are not wanted."""
+    if not sums or gamma is None:
+        return x.new_empty(0), x.new_empty(0)
+    return gamma.new_empty(gamma.shape), gamma.new_empty(0 if beta is None else gamma.shape, dtype=beta)
 
 
 _NORM = _operator("norm", "(Tensor x, Tensor? gamma, Tensor? beta, *, float eps, bool centred, ScalarType? dtype=None) -> "
                   "Tensor", _compute_norm, _allocate_norm, _backward_norm, _keep_norm)
-_NORM_BACKWARD = _operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamma, *, float eps, bool centred) -> "
-                           "(Tensor, Tensor)", _compute_norm_backward, _allocate_norm_backward)
+_NORM_BACKWARD = _operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamma, *, float eps, bool centred, "
+                           "bool sums=True, ScalarType? beta=None) -> (Tensor, Tensor, Tensor)", _compute_norm_backward,
+                           _allocate_norm_backward)
 
 
 # -- softmaxes --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,10 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from gemmkit.functions import norm_gradients  # noqa: E402
+from gemmkit.lang.errors import ConfigError  # noqa: E402
 from gemmkit.torch import gated, glu, layernorm, log_softmax, rmsnorm, softmax  # noqa: E402
+from gemmkit.torch import rows as torch_rows  # noqa: E402
 from gemmkit.torch.rows import UNITS  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
 
@@ -78,6 +81,49 @@ def test_rows_that_an_eps_decides(device: str) -> None:
     x = drawn(6, 24, device=device, dtype=F32) * torch.logspace(-6, 3, 6, device=device)[:, None]
     for work in ("rmsnorm", "layernorm"):
         check(work, x.detach(), F32)
+
+
+@on_devices
+@pytest.mark.parametrize("work", ["layernorm", "rmsnorm", "plain layernorm"])
+def test_gradients_of_norms_of_many_rows(work: str, device: str) -> None:
+    """Several rows a block; a block and a warp a row; rows that are held, and rows that are streamed."""
+    sizes = [(37, 40), (9, 520)] if device == "cpu" else [(5000, 8), (3000, 1024), (1500, 4096), (700, 8192), (300, 12000), (150, 20000), (150, 33001)]
+    for m, n in sizes:
+        check(work, (drawn(m, n, device=device) + 2).detach(), BF16)
+
+
+@pytest.mark.parametrize(("held", "registers"), [(1024, 0), (16, 64)])
+def test_sums_in_shared_memory(held: int, registers: int, in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that a block holds, and of streamed ones."""
+    monkeypatch.setattr(norm_gradients, "HELD", held)
+    monkeypatch.setattr(norm_gradients, "IN_REGISTERS", registers)
+    for work in ("layernorm", "rmsnorm"):
+        for columns in (24, 33):
+            check(work, drawn(11, columns, dtype=F32), F32)
+
+
+def test_gradients_that_are_wanted(in_the_emulator: None) -> None:
+    """Of some of x, gamma and beta; the others get none, and it is computed once."""
+    for wanted in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)):
+        given = [y.requires_grad_(bool(want)) for y, want in zip((drawn(5, 24, dtype=F32), *(drawn(24, dtype=F32, seed=n) for n in (1, 2))), wanted)]
+        exact = [y.detach().double().requires_grad_(y.requires_grad) for y in given]
+        grad = drawn(5, 24, dtype=F32, seed=9)
+        layernorm(*given).backward(grad)
+        WORKS["layernorm"][1](*exact).backward(grad.double())
+        for one, other in zip(given, exact):
+            assert (one.grad is None) is (other.grad is None)
+            if one.grad is not None:
+                near(one.grad, other.grad, F32, 3.0)
+
+
+def test_rows_that_are_too_long_for_sums(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes them."""
+    def refused(*_: Any) -> Any:
+        raise ConfigError("sums of 33 columns take 1 byte too many")
+
+    monkeypatch.setattr(torch_rows, "norm_gradients_of", refused)
+    for dtype in (F32, BF16):
+        check("layernorm", drawn(5, 33, dtype=dtype), dtype)
 
 
 @on_devices

@@ -1,0 +1,220 @@
+"""The gradients of layer norms and RMS norms: x and the gradient of the result are read once (`gemmkit.kernels.norm_gradients`).
+
+`gemmkit.torch` calls it with tensors that it has checked. dgamma and dbeta are summed by blocks of rows, and then over
+blocks, in one order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit import components
+from gemmkit.components import freeze
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.norm_gradients import ADDING, AddingSpec, NormGradientsSpec, add_blocks, norm_gradients
+from gemmkit.kernels.rows import LANES, BlockTeam, RegisterRow, RowSource, StreamedRow
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
+from gemmkit.plans.launch import Current, KnownCall, KnownCalls, Launch, Put, launch_of
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.streams import launch_stream
+from gemmkit.tuning.problems import WORDS
+
+FLOAT32 = np.dtype(np.float32)
+EACH = 16                              # elements of a row that a thread has of x, and of g
+WHOLE = 1024                           # threads of the largest block, which have half as many registers
+HELD = WHOLE * EACH                    # columns that a block can hold
+IN_REGISTERS = 64                      # elements that a thread has there, of rows and of sums
+RESIDENT = 512                         # threads of a multiprocessor, with as many registers as these need
+ROWS_OF_A_BLOCK = 4                    # at least: what blocks leave is read again
+
+
+class Mapping(NamedTuple):
+    """``warps`` of a row, ``blocks`` at most, how many of them a multiprocessor has, and whether rows are copied ahead."""
+
+    warps: int
+    blocks: int
+    per_sm: int
+    ahead: bool
+
+
+def mapping_of(count: int, columns: int, device: DeviceInfo) -> Mapping:
+    """The mapping of so many rows of so many columns.
+
+    >>> from gemmkit.runtime.device import H100
+    >>> mapping_of(8192, 4096, H100)
+    Mapping(warps=8, blocks=264, per_sm=2, ahead=True)
+    """
+    warps = 1
+    while warps * LANES < WHOLE and warps * LANES * EACH < columns:
+        warps *= 2
+    per_sm = max(1, min(device.max_blocks_per_sm // 2, RESIDENT // (warps * LANES)))
+    blocks = min(-(-count // ROWS_OF_A_BLOCK), device.sm_count * per_sm)
+    return Mapping(warps, max(1, blocks), per_sm, True)
+
+
+@lru_cache(1024)
+def blocks_of(count: int, columns: int, ordinal: int) -> int:
+    """How many rows of sums the kernel leaves for each of dgamma and dbeta."""
+    return mapping_of(count, columns, target(ordinal)).blocks
+
+
+class NormGradients:
+    """The two kernels, and their arguments. ``of_gamma`` and ``of_beta`` are None where they are not wanted, and ``gamma``
+    where there is none."""
+
+    def __init__(self, grad: ArrayInfo, x: ArrayInfo, gamma: ArrayInfo | None, dx: ArrayInfo, sums: ArrayInfo | None,
+                 of_gamma: ArrayInfo | None, of_beta: ArrayInfo | None, eps: float, centred: bool,
+                 mapping: Mapping | None = None):
+        device, (count, columns) = target(x.device), x.shape
+        totals = (of_gamma is not None) + (of_beta is not None)
+        how = mapping or mapping_of(count, columns, device)
+        self.spec = self._spec(grad, x, dx, columns, gamma is not None, centred, totals, how, device)
+        self.shape, self.blocks, self.eps = (count, columns), how.blocks, eps
+        dependent = self.spec.starts_early
+        given = [_rows(grad), _rows(x), _vector(gamma or x._replace(shape=(columns,), strides=(1,))), _rows(dx, False),
+                 _rows(sums or dx, False)]
+        self.arguments = [freeze(self.spec), *given, freeze_scalar(count), freeze_scalar(columns),
+                          freeze_scalar(np.float32(eps))]
+        self.launchable = Launchable(norm_gradients, self.arguments, how.warps * LANES, how.blocks, device, x.device,
+                                     self.spec.shared_bytes(columns), blocks_per_sm=how.per_sm, dependent=dependent)
+        self.adding: Launchable | None = None
+        if sums is not None and of_gamma is not None:
+            outs = [_vector(of_gamma, False), _vector(of_beta or of_gamma, False)]
+            self.adding_spec = AddingSpec(dependent)
+            self.adding = Launchable(add_blocks, [freeze(self.adding_spec), _rows(sums), *outs, freeze_scalar(how.blocks),
+                                                  freeze_scalar(columns)], ADDING * LANES, totals * -(-columns // LANES),
+                                     device, x.device, ADDING * LANES * FLOAT32.itemsize, dependent=dependent)
+
+    def _spec(self, grad: ArrayInfo, x: ArrayInfo, dx: ArrayInfo, columns: int, scaled: bool, centred: bool, totals: int,
+              how: Mapping, device: DeviceInfo) -> NormGradientsSpec:
+        wider = max(info.dtype.itemsize for info in (grad, x, dx))
+        vector = math.gcd(columns, WORDS // wider) or 1
+        threads, pieces = how.warps * LANES, -(-columns // vector)
+        held = -(-pieces // threads)
+        source: RowSource = RegisterRow(held, pieces // threads) if columns <= HELD else StreamedRow()
+        ahead = how.ahead and columns <= HELD and all(_is_copied(info, vector) for info in (grad, x))
+        most = IN_REGISTERS // 2 if threads == WHOLE else IN_REGISTERS
+        in_registers = columns <= HELD and held * vector * (2 + totals) <= most
+        for is_ahead in (True, False) if ahead else (False,):
+            spec = NormGradientsSpec(BlockTeam(how.warps, FLOAT32), source, vector, FLOAT32, centred, scaled, totals,
+                                     in_registers, is_ahead, (x.dtype, grad.dtype), dx.dtype, device.starts_early)
+            if spec.shared_bytes(columns) <= device.shared_memory_per_block:
+                return spec
+        raise ConfigError(f"sums of {columns} columns take {spec.shared_bytes(columns)} bytes of shared memory; the device "
+                          f"has {device.shared_memory_per_block}")
+
+    def launch(self, names: tuple[str, ...]) -> Launch:
+        """Of calls that bring dx, then arrays of these names, then eps."""
+        places = {"dx": 0, **{name: n for n, name in enumerate(names, 1)}}
+
+        def puts(kernel: Launchable, arguments: dict[str, int]) -> list[Put]:
+            return [Put(slot, places[name]) for name, n in arguments.items()
+                    if name in places and (slot := kernel.slot(n)) is not None]
+
+        at_eps = self.launchable.slot(8)
+        assert at_eps is not None
+        first = puts(self.launchable, {"grad": 1, "x": 2, "gamma": 3, "dx": 4, "sums": 5})
+        first.append(Put(at_eps, len(places), encoder=components.number))
+        behind = () if self.adding is None else (
+            Launch(self.adding, puts(self.adding, {"sums": 1, "of_gamma": 2, "of_beta": 3})),)
+        return Launch(self.launchable, first, behind=behind)
+
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def filled(self, arrays: dict[str, Any]) -> list[Any]:
+        return [array for name, array in arrays.items() if name not in READ]
+
+    def emulated(self, arrays: dict[str, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        def views(arguments: Sequence[Frozen], names: tuple[str, ...], read: tuple[str, ...]) -> list[Any]:
+            found = []
+            for name, frozen in zip(names, arguments):
+                how = dict(readonly=True) if name in read else dict(written=False)
+                info, kind = frozen.arrays[0], frozen.kind
+                array = arrays.get(name)
+                found.append(None if array is None else arena.view_of(info, array, name, kind.unit, kind.alignment, **how))
+            return found
+
+        given = views(self.arguments[1:6], ("grad", "x", "gamma", "dx", "sums"), READ)
+        yield self.launchable, (self.spec, *given, *self.shape, np.float32(self.eps))
+        if self.adding is not None:
+            outs = views(self.adding.arguments[1:4], ("sums", "of_gamma", "of_beta"), ("sums",))
+            yield self.adding, (self.adding_spec, *outs, self.blocks, self.shape[1])
+
+
+READ = "grad", "x", "gamma"
+
+
+def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, of_gamma: Any = None,
+                      of_beta: Any = None) -> Any:
+    """dx, a new matrix like x; dgamma and dbeta are stored into ``of_gamma`` and ``of_beta``, where these are given.
+
+    Args:
+        grad, x: (M, N) float16, bfloat16 or float32, M and N above 0, on one device.
+        gamma: (N,) of these dtypes, or None.
+        eps: what is added to the variance, or to the mean of squares.
+        centred: whether it is a layer norm.
+        of_gamma, of_beta: arrays (N,); of_beta is given with of_gamma alone.
+
+    Raises ConfigError if sums of so many columns fit no block (from 28,000 for both on Hopper).
+
+    >>> x, grad, gamma = np.float32([[1, 3]]), np.float32([[1, 0]]), np.ones(2, np.float32)
+    >>> from gemmkit.emulator.mode import emulate
+    >>> of_gamma = np.empty(2, np.float32)
+    >>> with emulate():
+    ...     dx = norm_gradients_of(grad, x, gamma, 0.0, False, of_gamma)
+    >>> dx.astype(float).round(2).tolist(), of_gamma.astype(float).round(2).tolist()
+    ([[0.4, -0.13]], [0.45, 0.0])
+    """
+    named = [("x", x), ("grad", grad), ("gamma", gamma), ("of_gamma", of_gamma), ("of_beta", of_beta)]
+    mode, totals = current_mode(), (of_gamma is not None) + (of_beta is not None)
+    if totals:
+        rows = totals * blocks_of(*x.shape, describe(x, "x").device)
+        named.append(("sums", empty_like(x, (rows, x.shape[1]), FLOAT32)))
+    names, arrays = zip(*((name, array) for name, array in named if array is not None))
+    rest = centred, names
+    if mode is None:
+        found = _calls.again(rest, arrays, (eps or components.exact(eps),))
+        if found is not None:
+            return found
+    infos = {name: describe(array, name) for name, array in zip(names, arrays)}
+    dx = empty_like(x, x.shape, infos["x"].dtype)
+    infos["dx"] = given = describe(dx, "dx")
+
+    def made(_: Current | None = None) -> NormGradients:
+        return NormGradients(*(infos.get(name) for name in ("grad", "x", "gamma", "dx", "sums", "of_gamma", "of_beta")),
+                             eps, centred)
+
+    if mode is not None:
+        mode.run(made(), {**dict(zip(names, arrays)), "dx": dx})
+        return dx
+    key = norm_gradients, centred, *((name, info[1:6], info.pointer % WORDS) for name, info in infos.items())
+    start = launch_of(key, lambda current: made().launch(names), "norm_gradients").start
+    brought = given.pointer, *(infos[name].pointer for name in names), eps or components.exact(eps)
+    start(launch_stream(infos["x"], None), brought)
+    _calls.keep(rest, arrays, (), None, lambda: KnownCall(start, given))
+    return dx
+
+
+_calls = KnownCalls()
+
+
+def _is_copied(info: ArrayInfo, vector: int) -> bool:
+    """Whether a thread copies pieces of its rows by 16 bytes."""
+    return (vector * info.dtype.itemsize == WORDS and info.pointer % WORDS == 0 and info.strides[1] == 1
+            and info.strides[0] * info.dtype.itemsize % WORDS == 0)
+
+
+def _rows(info: ArrayInfo, readonly: bool = True) -> Frozen:
+    return freeze_array(info, 1 if info.strides[1] == 1 or info.shape[1] == 1 else None, readonly=readonly)
+
+
+def _vector(info: ArrayInfo, readonly: bool = True) -> Frozen:
+    return freeze_array(info, 0 if info.strides[0] == 1 or info.shape[0] == 1 else None, readonly=readonly)
