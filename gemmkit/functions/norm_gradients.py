@@ -1,4 +1,5 @@
-"""The gradients of layer norms and RMS norms: x and the gradient of the result are read once (`gemmkit.kernels.norm_gradients`).
+"""The gradients of layer norms and RMS norms, which read x and the gradient of the result once
+(`gemmkit.kernels.norm_gradients`).
 
 `gemmkit.torch` calls it with tensors that it has checked. dgamma and dbeta are summed by blocks of rows, and then over
 blocks, in one order.
@@ -20,7 +21,7 @@ from gemmkit.kernels.norm_gradients import ADDING, AddingSpec, NormGradientsSpec
 from gemmkit.kernels.rows import LANES, BlockTeam, RegisterRow, RowSource, StreamedRow
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
-from gemmkit.plans.launch import Current, KnownCall, KnownCalls, Launch, Put, launch_of
+from gemmkit.plans.launch import KnownCall, KnownCalls, Launch, Put, launch_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
@@ -45,6 +46,7 @@ class Mapping(NamedTuple):
     ahead: bool
 
 
+@lru_cache(1024)
 def mapping_of(count: int, columns: int, device: DeviceInfo) -> Mapping:
     """The mapping of so many rows of so many columns.
 
@@ -60,22 +62,16 @@ def mapping_of(count: int, columns: int, device: DeviceInfo) -> Mapping:
     return Mapping(warps, max(1, blocks), per_sm, True)
 
 
-@lru_cache(1024)
-def blocks_of(count: int, columns: int, ordinal: int) -> int:
-    """How many rows of sums the kernel leaves for each of dgamma and dbeta."""
-    return mapping_of(count, columns, target(ordinal)).blocks
-
-
 class NormGradients:
     """The two kernels, and their arguments. ``of_gamma`` and ``of_beta`` are None where they are not wanted, and ``gamma``
     where there is none."""
 
-    def __init__(self, grad: ArrayInfo, x: ArrayInfo, gamma: ArrayInfo | None, dx: ArrayInfo, sums: ArrayInfo | None,
-                 of_gamma: ArrayInfo | None, of_beta: ArrayInfo | None, eps: float, centred: bool,
-                 mapping: Mapping | None = None):
+    def __init__(self, grad: ArrayInfo, x: ArrayInfo, dx: ArrayInfo, eps: float, centred: bool, *,
+                 gamma: ArrayInfo | None = None, sums: ArrayInfo | None = None, of_gamma: ArrayInfo | None = None,
+                 of_beta: ArrayInfo | None = None):
         device, (count, columns) = target(x.device), x.shape
         totals = (of_gamma is not None) + (of_beta is not None)
-        how = mapping or mapping_of(count, columns, device)
+        how = mapping_of(count, columns, device)
         self.spec = self._spec(grad, x, dx, columns, gamma is not None, centred, totals, how, device)
         self.shape, self.blocks, self.eps = (count, columns), how.blocks, eps
         dependent = self.spec.starts_early
@@ -176,7 +172,7 @@ def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, 
     named = [("x", x), ("grad", grad), ("gamma", gamma), ("of_gamma", of_gamma), ("of_beta", of_beta)]
     mode, totals = current_mode(), (of_gamma is not None) + (of_beta is not None)
     if totals:
-        rows = totals * blocks_of(*x.shape, describe(x, "x").device)
+        rows = totals * mapping_of(*x.shape, target(describe(x, "x").device)).blocks
         named.append(("sums", empty_like(x, (rows, x.shape[1]), FLOAT32)))
     names, arrays = zip(*((name, array) for name, array in named if array is not None))
     rest = centred, names
@@ -188,9 +184,9 @@ def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, 
     dx = empty_like(x, x.shape, infos["x"].dtype)
     infos["dx"] = given = describe(dx, "dx")
 
-    def made(_: Current | None = None) -> NormGradients:
-        return NormGradients(*(infos.get(name) for name in ("grad", "x", "gamma", "dx", "sums", "of_gamma", "of_beta")),
-                             eps, centred)
+    def made() -> NormGradients:
+        given = {name: infos.get(name) for name in ("gamma", "sums", "of_gamma", "of_beta")}
+        return NormGradients(infos["grad"], infos["x"], infos["dx"], eps, centred, **given)
 
     if mode is not None:
         mode.run(made(), {**dict(zip(names, arrays)), "dx": dx})

@@ -8,7 +8,7 @@ and an RMS norm lacks mean(h) (Ba et al., 2016; Zhang and Sennrich, 2019).
 
 0. The kernel before may still run, where a GPU lets the next one begin: what it writes is waited for.
 1. A block takes every row whose number is its own, modulo the number of blocks.
-2. Copies of the next rows are on their way to shared memory while it computes these. A thread reads what it has copied itself.
+2. Copies of the next rows are on their way to shared memory while it computes these. A thread reads what it has copied.
 3. Warps leave what they have folded, and meet once a row: two areas take turns, so that nobody writes what is still read.
 4. A thread stores its columns of dx, and adds to their sums, which are its own.
 5. Sums of each block are stored, and `add_blocks` adds them in the order of the blocks: the same bits every time.
@@ -22,23 +22,12 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.rows import (
-    LANES,
-    Row,
-    Rows,
-    added,
-    along,
-    butterfly,
-    column_of,
-    load_piece,
-    of_warp,
-    put_into,
-)
+from gemmkit.kernels.rows import LANES, Row, Rows, added, along, butterfly, column_of, load_piece, of_warp, put_into
 from gemmkit.lang import registers
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Numeric, View
-from gemmkit.lang.registers import Fragment, apply, generate
+from gemmkit.lang.registers import Fragment, generate
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.memory import load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, grid_x, lane_index, thread_index, udiv
@@ -52,7 +41,7 @@ ADDING = 8                             # warps that add what blocks have left, a
 class NormGradientsSpec(Rows):
     """What the kernel is specialised by, beside the threads of a row: whether the norm is ``centred`` (a layer norm) and
     ``scaled`` (by gamma), how many sums over rows are wanted (``totals``: none, dgamma, or dgamma and dbeta), whether they
-    are in registers, and whether the next rows are copied ``ahead``. ``loaded``: the dtypes of x and of g; ``result``: of dx.
+    are in registers, and whether the next rows are copied ``ahead``. ``loaded``: dtypes of x and of g; ``result``: of dx.
     """
 
     centred: bool
