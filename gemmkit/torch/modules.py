@@ -290,9 +290,18 @@ def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Te
                               is_causal: bool | None = None, **keywords: Any) -> tuple[Any, None]:
     """What transformers calls: (batch, heads, rows, head size) to (batch, rows, heads, head size). It computes what
     transformers' "sdpa" computes, and leaves masks, dropout and biases to that."""
-    queries = query.shape[2]
+    queries, stored = query.shape[2], getattr(key, "_gemmkit_stored", None)
     causal = queries > 1 and attention_mask is None and (
         getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if stored is not None:                              # of a KVCache, which has all of its keys and their number
+        if not stored.is_current:
+            raise ValueError("keys of a KVCache are read after tokens have been appended; read them in the step that "
+                             "returned them")
+        if attention_mask is None and not dropout and takes(query) and all(
+                keywords.get(name) is None for name in ("position_bias", "softcap")):
+            return attention(query.transpose(1, 2), **stored.cache.arguments(stored.layer), scale=scaling,
+                             mask=_CAUSAL if causal else None), None
+        key, value = stored.plain()
     if attention_mask is None and not dropout and all(keywords.get(name) is None for name in ("position_bias", "softcap")):
         cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
         k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
