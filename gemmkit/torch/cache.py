@@ -354,7 +354,7 @@ class KVCache:
         return len(self.keys)
 
     def crop(self, tokens: int) -> None:
-        """Forget the last ``-tokens`` tokens of each sequence, which have as many. Raises ValueError for a positive number."""
+        """Forget the last ``-tokens`` tokens of each sequence, which has them. Raises ValueError for more than 0."""
         if tokens > 0:
             raise ValueError(f"crop({tokens}): the number of tokens to forget is needed, negated")
         if self.most.min() < -tokens:
@@ -449,9 +449,9 @@ class _Unread(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__" or func is torch.Tensor.dim or func is torch.Tensor.size:
             return super().__torch_function__(func, types, args, kwargs or {})
-        raise TypeError(f"{getattr(func, '__name__', func)} takes the keys of a KVCache that lie in pages, or that a captured "
-                        "graph reads: only gemmkit's attention does; call gemmkit.torch.accelerate(model), and give it no "
-                        "mask")
+        raise TypeError(f"{getattr(func, '__name__', func)} takes the keys of a KVCache that lie in pages, or that a "
+                        "captured graph reads: only gemmkit's attention does; call gemmkit.torch.accelerate(model), and "
+                        "give it no mask")
 
 
 class _Captured:
