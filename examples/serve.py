@@ -1,8 +1,8 @@
 """Text of a trained model, letter by letter, by PyTorch and by gemmkit: `python -m examples.serve --model folder/model.pt`.
 
-`python -m examples.train --out folder` makes the model. Keys and values of all letters stay in one array of each layer
-(`examples.train.Layer`), which attention reads where they are. The likeliest letter is taken each time, so that both print
-the same text, until roundings decide between two letters that are as likely.
+`python -m examples.train --out folder` makes the model. A `gk.torch.KVCache` holds keys and values, and on a GPU gemmkit computes a
+letter in one CUDA graph. The likeliest letter is taken each time, so that both print the same text, until roundings decide
+between two letters that are as likely.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+
+import gemmkit as gk
+import gemmkit.torch
 
 from . import machine
 from .train import Model, Sizes, accelerated
@@ -20,24 +24,29 @@ from .train import Model, Sizes, accelerated
 PROMPT = "The data set contains "
 
 
-def generated(model: Model, sizes: Sizes, prompt: list[int], count: int, device: str) -> tuple[list[int], Any, float]:
+def generated(model: Model, sizes: Sizes, prompt: list[int], count: int, device: str,
+              name: str) -> tuple[list[int], Any, float]:
     """The letters behind a prompt, the logits of the first one, and letters a second."""
-    like = model.head.weight
-    shape = 2, 1, sizes.heads, sizes.length, sizes.width // sizes.heads
-    caches = [torch.zeros(shape, device=device, dtype=like.dtype) for _ in range(sizes.layers)]
-    ids, found, first, begun = torch.tensor([prompt], device=device), [], None, 0.0
+    cache = gk.torch.KVCache(layers=sizes.layers, batch=1, heads=sizes.heads, head_size=sizes.width // sizes.heads,
+                             capacity=sizes.length, dtype=model.head.weight.dtype, device=device)
+
+    def by_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> Any:
+        return F.scaled_dot_product_attention(q, *cache.update(k, v, layer), is_causal=q.shape[2] > 1)
+
+    def step(ids: torch.Tensor) -> Any:
+        return model(ids, cache.attend if name == "gemmkit" else by_pytorch, cache.lengths)[:, -1]
+
+    again, begun, warm = cache.captured(step) if name == "gemmkit" else step, 0.0, min(4, count // 2)
     with torch.inference_mode():
-        for n in range(count):
-            at = 0 if n == 0 else len(prompt) + n - 1
-            logits = model(ids, caches, at)[:, -1]
-            first = logits if first is None else first
-            ids = logits.argmax(-1, keepdim=True)
-            found.append(ids)
-            if n == min(4, count // 2):                # when all is compiled
-                _ = ids.item()
+        first = step(torch.tensor([prompt], device=device))
+        found = [first.argmax(-1, keepdim=True)]
+        for n in range(1, count):
+            found.append(again(found[-1]).argmax(-1, keepdim=True))
+            if n == warm:                              # when all is compiled
+                _ = found[-1].item()
                 begun = time.perf_counter()
         letters = torch.cat(found, 1)[0].tolist()      # which waits for the GPU
-    return letters, first, (count - min(4, count // 2) - 1) / max(1e-9, time.perf_counter() - begun)
+    return letters, first, (count - warm - 1) / max(1e-9, time.perf_counter() - begun)
 
 
 def main(path: str, emulate: bool | None = None, count: int = 200, prompt: str = PROMPT) -> bool:
@@ -56,7 +65,7 @@ def main(path: str, emulate: bool | None = None, count: int = 200, prompt: str =
             model.load_state_dict(held["state"])
             if name == "gemmkit":
                 accelerated(model)
-            found, first, speed = generated(model.eval(), sizes, given, count, device)
+            found, first, speed = generated(model.eval(), sizes, given, count, device, name)
             logits.append(first.float())
             print(f"  {name}, {speed:,.0f} letters a second: {''.join(letters[n] for n in found)!r}")
     off = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,14 +68,12 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(sizes.width, 3 * sizes.width, bias=False)
         self.out, self.mlp = nn.Linear(sizes.width, sizes.width, bias=False), MLP(sizes.width)
 
-    def forward(self, x: torch.Tensor, cache: Any = None, at: int = 0) -> Any:
-        """x: (batch, letters, width). A cache has (2, batch, heads, room, head size), of which ``at`` places are filled."""
+    def forward(self, x: torch.Tensor, attend: Any = None) -> Any:
+        """x: (batch, letters, width). ``attend``: the attention, None for the layer's own."""
         b, n, width = x.shape
         q, k, v = self.qkv(self.before(x)).view(b, n, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        if cache is not None:
-            cache[0][:, :, at:at + n], cache[1][:, :, at:at + n] = k, v
-            k, v = cache[0][:, :, :at + n], cache[1][:, :, :at + n]
-        x = x + self.out(self.attend(q, k, v, is_causal=n > 1).transpose(1, 2).reshape(b, n, width))
+        a = self.attend(q, k, v, is_causal=True) if attend is None else attend(q, k, v)
+        x = x + self.out(a.transpose(1, 2).reshape(b, n, width))
         return x + self.mlp(self.between(x))
 
 
@@ -85,10 +84,11 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
         self.norm, self.head = nn.RMSNorm(sizes.width, eps=1e-6), nn.Linear(sizes.width, letters, bias=False)
 
-    def forward(self, ids: torch.Tensor, caches: Any = None, at: int = 0) -> Any:
-        x = self.words(ids) + self.places(torch.arange(at, at + ids.shape[1], device=ids.device))
+    def forward(self, ids: torch.Tensor, attend: Any = None, at: Any = 0) -> Any:
+        """ids: (batch, letters), of which the first is at the place ``at``. ``attend(q, k, v, layer)``: the attention."""
+        x = self.words(ids) + self.places(at + torch.arange(ids.shape[1], device=ids.device))
         for n, layer in enumerate(self.layers):
-            x = layer(x, None if caches is None else caches[n], at)
+            x = layer(x, None if attend is None else partial(attend, layer=n))
         return self.head(self.norm(x))
 
 

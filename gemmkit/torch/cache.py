@@ -49,7 +49,8 @@ class KVCache:
     Raises ValueError for sizes that are none, TypeError for another dtype.
 
     The first layer that appends begins a step: `lengths` then count its tokens, and each other layer appends as many once.
-    The cache has no gradient.
+    A graph that `captured` made counts at each call. The host cannot check one that you capture yourself: call `reserve`
+    before you replay it, for a token beyond the capacity raises the device's assertion. The cache has no gradient.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> cache = gk.torch.KVCache(layers=1, batch=1, heads=1, head_size=64, capacity=16, dtype=torch.float16)
@@ -87,6 +88,7 @@ class KVCache:
             raise ValueError(f"pages={pages} is given without page=; say how many rows a page has")
         self.batch, self.capacity, self.page, self.dtype = batch, capacity, page, dtype
         self.most = np.zeros(batch, np.int64)
+        self._is_exact = True                          # whether `most` are the lengths
         each = 0 if page is None else -(-capacity // page)
         count = batch * capacity if page is None else (batch * each if pages is None else pages) * page
         with torch.inference_mode(False), torch.no_grad():       # so that it may be written in every mode
@@ -183,14 +185,16 @@ class KVCache:
         """Make room for so many more tokens of each sequence, which a captured graph of your own will append: the host
         counts them now. Raises ValueError if they do not fit."""
         self._make_room(np.full(self.batch, tokens, np.int64))
+        self._is_exact = False
 
     def reset(self, sequences: Sequence[int] | None = None) -> None:
         """Forget the tokens of some sequences, or of all; their pages are free again."""
         chosen = range(self.batch) if sequences is None else list(sequences)
+        for b in chosen:
+            if not 0 <= b < self.batch:
+                raise ValueError(f"sequences names {b}; the cache has {self.batch} sequences, from 0")
         with torch.no_grad():
             for b in chosen:
-                if not 0 <= b < self.batch:
-                    raise ValueError(f"sequences names {b}; the cache has {self.batch} sequences, from 0")
                 self.lengths[b].zero_()
                 places = [(b * self.capacity, int(self.most[b]))] if self.page is None else [
                     (one * self.page, self.page) for one in self._owned[b]]
@@ -201,6 +205,7 @@ class KVCache:
                     self.table[b].fill_(-1)
                     self._free += self._owned[b][::-1]
                     self._owned[b] = []
+        self._is_exact = self._is_exact or not self.most.any()
         self._step = None
 
     def captured(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,6 +258,7 @@ class KVCache:
             self._in_graph += tokens
         else:
             self._make_room(added.astype(np.int64))
+        self._is_exact = self._is_exact and not isinstance(counts, torch.Tensor)
         with torch.no_grad():
             have = None if counts is None else torch.as_tensor(counts, dtype=torch.int64, device=self.device)
             if have is not None:
@@ -275,6 +281,20 @@ class KVCache:
         page = self.table.gather(1, which.clamp_max(self.table.shape[1] - 1)).long()
         there = (page >= 0) & (which < self.table.shape[1]) & (tokens < self.capacity)
         return torch.where(there, page * self.page + tokens % self.page, beyond)
+
+    def _count(self) -> int:
+        """How many tokens each sequence has, where the host knows that they have as many; raises ValueError else."""
+        least, most = int(self.most.min()), int(self.most.max())
+        if least != most:
+            raise ValueError(f"sequences have from {least} to {most} tokens; transformers' calls and reorder_cache need as "
+                             "many of each: pad prompts on the left, or append and attend by calls of your own")
+        self._check_exact()
+        return most
+
+    def _check_exact(self) -> None:
+        if not self._is_exact:
+            raise ValueError("the host does not know how many tokens there are, only that there are "
+                             f"{self.most.max()} at most (reserve, or counts on the device); reset the cache first")
 
     def _make_room(self, tokens: np.ndarray) -> None:
         """Count so many more tokens of each sequence, and give them pages. Raises ValueError, and changes nothing, if these
@@ -301,8 +321,8 @@ class KVCache:
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any,
                **keywords: Any) -> tuple[Any, Any]:
         """`append`, and return all keys and values of the layer, (batch, heads, tokens, head size). gemmkit's attention
-        (`gemmkit.torch.accelerate`) recognises them, and reads them where they are. Without it, a cache in pages, and one
-        in a graph that is captured, raise TypeError when a function of PyTorch's takes them."""
+        (`gemmkit.torch.accelerate`) recognises them, and reads them where they are. Those in pages, and those of a graph
+        that is captured, nothing else can read: a function of PyTorch's that gets them raises TypeError."""
         self.append(key_states, value_states, layer_idx)
         of_layer = Stored(self, layer_idx, self._step)
         if self.table is not None or _is_capturing(self.device):
@@ -311,20 +331,23 @@ class KVCache:
         k._gemmkit_stored = v._gemmkit_stored = of_layer
         return k, v
 
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
-        """The tokens of the longest sequence, as the host has counted; while a graph is captured, of the first one, as a
-        tensor."""
-        return self.lengths[0] if _is_capturing(self.device) else int(self.most.max())
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The tokens of each sequence. Raises ValueError where the host does not know it, and while a graph is captured."""
+        if _is_capturing(self.device):
+            raise ValueError("a graph is captured, in which the number of tokens would be a constant; pass the model "
+                             "position_ids=cache.lengths[:, None] (before transformers 5 also "
+                             "cache_position=cache.lengths[:1])")
+        return self._count()
 
-    def get_query_offset(self, layer_idx: int = 0) -> Any:
-        return self.get_seq_length(layer_idx)
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """`get_seq_length`, for masks. While a graph is captured, no mask is taken, and it is 0."""
+        return 0 if _is_capturing(self.device) else self._count()
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
         """How many keys a mask is for, and the first one's number. ``query_length``: the queries, or their places."""
         if _is_capturing(self.device):
             return self.capacity, 0
-        count = query_length.shape[0] if isinstance(query_length, torch.Tensor) else query_length
-        return int(self.most.max()) + count, 0
+        return self._count() + (query_length.shape[0] if isinstance(query_length, torch.Tensor) else query_length), 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         return self.capacity
@@ -357,6 +380,7 @@ class KVCache:
         """Forget the last ``-tokens`` tokens of each sequence, which has them. Raises ValueError for more than 0."""
         if tokens > 0:
             raise ValueError(f"crop({tokens}): the number of tokens to forget is needed, negated")
+        self._check_exact()
         if self.most.min() < -tokens:
             raise ValueError(f"crop({tokens}): sequence {int(self.most.argmin())} has {self.most.min()} tokens at most")
         with torch.no_grad():
@@ -367,14 +391,11 @@ class KVCache:
         self._step = None
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Give each sequence the tokens of another one, as beam search does: what ``beam_idx`` names for it. The sequences
-        have as many tokens, as the host has counted."""
+        """Give each sequence the tokens of another one, as beam search does: what ``beam_idx`` names for it. All have as
+        many."""
         if beam_idx.shape != (self.batch,):
             raise ValueError(f"beam_idx has shape {tuple(beam_idx.shape)}; ({self.batch},) is needed")
-        if self.most.min() != self.most.max():
-            raise ValueError(f"reorder_cache: sequences have from {self.most.min()} to {self.most.max()} tokens; all must "
-                             "have as many")
-        order = torch.arange(int(self.most.max()), device=self.device).expand(self.batch, -1)
+        order = torch.arange(self._count(), device=self.device).expand(self.batch, -1)
         with torch.no_grad():
             places, chosen = self._places(order), beam_idx.to(self.device)
             for held in (self.keys, self.values):
@@ -415,25 +436,24 @@ class Stored:
         return self.cache._step is self.step
 
     def plain(self) -> tuple[Any, Any]:
-        """Keys and values as tensors (batch, heads, tokens, head size): views; of pages copies. While a graph is captured,
-        all that there may be, which masks of the capacity hide."""
+        """Keys and values as tensors (batch, heads, tokens, head size): views; of pages copies."""
         cache = self.cache
-        count = cache.capacity if _is_capturing(cache.device) else int(cache.most.max())
+        if _is_capturing(cache.device):
+            raise TypeError("a captured graph reads a KVCache by gemmkit's attention alone, without a mask, a softcap or "
+                            "dropout; give the model no attention_mask, or capture nothing")
+        count = cache._count()
         if cache.table is None:
             of = cache.arguments(self.layer)
-            return tuple(of[name][:, :count].transpose(1, 2) for name in "kv")
-        if _is_capturing(cache.device):
-            raise TypeError("attention with a mask tensor reads a cache in pages while a graph is captured; make a cache "
-                            "without page=, or call without a mask")
+            return of["k"][:, :count].transpose(1, 2), of["v"][:, :count].transpose(1, 2)
         places = cache._places(torch.arange(count, device=cache.device).expand(cache.batch, -1))
-        places = places.clamp_max(cache.keys.shape[1] - 1)       # of a sequence that has fewer: masked
-        return tuple(x[self.layer][places].transpose(1, 2) for x in (cache.keys, cache.values))
+        k, v = (x[self.layer][places].transpose(1, 2) for x in (cache.keys, cache.values))
+        return k, v
 
     def unread(self, which: int) -> Any:
         """A tensor that only gemmkit's attention reads."""
         cache = self.cache
         held = (cache.keys, cache.values)[which]
-        count = cache.capacity if _is_capturing(cache.device) else int(cache.most.max())
+        count = cache.capacity if _is_capturing(cache.device) else cache._count()
         shape = cache.batch, held.shape[2], count, held.shape[3]
         found = torch.Tensor._make_subclass(_Unread, held.new_empty(1).expand(shape))
         found._gemmkit_stored = self
@@ -476,7 +496,7 @@ class _Captured:
         if len(args) != len(self._given) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(args, self._given)):
             raise ValueError(f"the step was captured with {[tuple(x.shape) for x in self._given]} and got "
                              f"{[tuple(x.shape) for x in args]}")
-        cache.reserve(self._tokens)
+        cache._make_room(np.full(cache.batch, self._tokens, np.int64))
         for x, y in zip(args, self._given):
             y.copy_(x)
         self._graph.replay()

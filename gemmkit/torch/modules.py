@@ -302,6 +302,9 @@ def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Te
             return attention(query.transpose(1, 2), **stored.cache.arguments(stored.layer), scale=scaling,
                              mask=_CAUSAL if causal else None), None
         key, value = stored.plain()
+        if causal and key.shape[2] != queries:
+            raise ValueError(f"{queries} queries see {key.shape[2]} keys of a KVCache without a mask; give the model an "
+                             "attention_mask of all keys")
     if attention_mask is None and not dropout and all(keywords.get(name) is None for name in ("position_bias", "softcap")):
         cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
         k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
