@@ -1,8 +1,8 @@
 """Text of a trained model, letter by letter, by PyTorch and by gemmkit: `python -m examples.serve --model folder/model.pt`.
 
-`python -m examples.train --out folder` makes the model. A `gk.torch.KVCache` holds keys and values, and on a GPU gemmkit computes a
-letter in one CUDA graph. The likeliest letter is taken each time, so that both print the same text, until roundings decide
-between two letters that are as likely.
+`python -m examples.train --out folder` makes the model. A `gk.torch.KVCache` holds keys and values, and on a GPU gemmkit
+computes a letter in one CUDA graph. The likeliest letter is taken each time, so that both print the same text, until
+roundings decide between two letters that are as likely.
 """
 
 from __future__ import annotations

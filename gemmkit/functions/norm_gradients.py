@@ -37,7 +37,7 @@ RESIDENT = 512                         # threads of a multiprocessor, with as ma
 ROWS_OF_A_BLOCK = 4                    # at least: what blocks leave is read again
 
 
-class Mapping(NamedTuple):
+class NormMapping(NamedTuple):
     """``warps`` of a row, ``blocks`` at most, how many of them a multiprocessor has, and whether rows are copied ahead."""
 
     warps: int
@@ -47,19 +47,19 @@ class Mapping(NamedTuple):
 
 
 @lru_cache(1024)
-def mapping_of(count: int, columns: int, device: DeviceInfo) -> Mapping:
+def mapping_of(count: int, columns: int, device: DeviceInfo) -> NormMapping:
     """The mapping of so many rows of so many columns.
 
     >>> from gemmkit.runtime.device import H100
     >>> mapping_of(8192, 4096, H100)
-    Mapping(warps=8, blocks=264, per_sm=2, ahead=True)
+    NormMapping(warps=8, blocks=264, per_sm=2, ahead=True)
     """
     warps = 1
     while warps * LANES < WHOLE and warps * LANES * EACH < columns:
         warps *= 2
     per_sm = max(1, min(device.max_blocks_per_sm // 2, RESIDENT // (warps * LANES)))
     blocks = min(-(-count // ROWS_OF_A_BLOCK), device.sm_count * per_sm)
-    return Mapping(warps, max(1, blocks), per_sm, True)
+    return NormMapping(warps, max(1, blocks), per_sm, True)
 
 
 class NormGradients:
@@ -90,7 +90,7 @@ class NormGradients:
                                      device, x.device, ADDING * LANES * FLOAT32.itemsize, dependent=dependent)
 
     def _spec(self, grad: ArrayInfo, x: ArrayInfo, dx: ArrayInfo, columns: int, scaled: bool, centred: bool, totals: int,
-              how: Mapping, device: DeviceInfo) -> NormGradientsSpec:
+              how: NormMapping, device: DeviceInfo) -> NormGradientsSpec:
         wider = max(info.dtype.itemsize for info in (grad, x, dx))
         vector = math.gcd(columns, WORDS // wider) or 1
         threads, pieces = how.warps * LANES, -(-columns // vector)

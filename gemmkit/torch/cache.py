@@ -435,6 +435,10 @@ class Stored:
         """Whether nothing has been appended since."""
         return self.cache._step is self.step
 
+    def attention(self, q: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
+        """Attention of q (batch, queries, heads, head size) to all keys, by gemmkit."""
+        return attention(q, **self.cache.arguments(self.layer), mask=_CAUSAL if is_causal else None, scale=scale)
+
     def plain(self) -> tuple[Any, Any]:
         """Keys and values as tensors (batch, heads, tokens, head size): views; of pages copies."""
         cache = self.cache

@@ -299,8 +299,7 @@ def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Te
                              "returned them")
         if attention_mask is None and not dropout and takes(query) and all(
                 keywords.get(name) is None for name in ("position_bias", "softcap")):
-            return attention(query.transpose(1, 2), **stored.cache.arguments(stored.layer), scale=scaling,
-                             mask=_CAUSAL if causal else None), None
+            return stored.attention(query.transpose(1, 2), bool(causal), scaling), None
         key, value = stored.plain()
         if causal and key.shape[2] != queries:
             raise ValueError(f"{queries} queries see {key.shape[2]} keys of a KVCache without a mask; give the model an "
