@@ -21,8 +21,8 @@ from gemmkit.kernels.norm_gradients import ADDING, AddingSpec, NormGradientsSpec
 from gemmkit.kernels.rows import LANES, BlockTeam, RegisterRow, RowSource, StreamedRow
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
-from gemmkit.plans.launch import KnownCall, KnownCalls, Launch, Put, launch_of
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+from gemmkit.plans.launch import KnownCall, KnownCalls, Launch, Put, cache, launch_of
+from gemmkit.runtime.arrays import ArrayInfo, allocator, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
@@ -172,9 +172,8 @@ def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, 
     named = [("x", x), ("grad", grad), ("gamma", gamma), ("of_gamma", of_gamma), ("of_beta", of_beta)]
     mode, totals = current_mode(), (of_gamma is not None) + (of_beta is not None)
     if totals:
-        rows = totals * mapping_of(*x.shape, target(describe(x, "x").device)).blocks
-        named.append(("sums", empty_like(x, (rows, x.shape[1]), FLOAT32)))
-    names, arrays = zip(*((name, array) for name, array in named if array is not None))
+        named.append(("sums", _space(x, totals)))
+    names, arrays = zip(*[(name, array) for name, array in named if array is not None])
     rest = centred, names
     if mode is None:
         found = _calls.again(rest, arrays, (eps or components.exact(eps),))
@@ -199,7 +198,20 @@ def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, 
     return dx
 
 
-_calls = KnownCalls()
+def _space(x: Any, totals: int) -> Any:
+    """An array for the sums of blocks."""
+    key = totals, x.shape, x.dtype, getattr(x, "device", None)
+    allocate = None if current_mode() is not None else _spaces.get(key)
+    if allocate is None:
+        info = describe(x, "x")
+        shape = totals * mapping_of(*info.shape, target(info.device)).blocks, info.shape[1]
+        if current_mode() is not None:
+            return empty_like(x, shape, FLOAT32)
+        allocate = _spaces.keep(key, allocator(info, shape, FLOAT32)[0])
+    return allocate()
+
+
+_calls, _spaces = KnownCalls(), cache()
 
 
 def _is_copied(info: ArrayInfo, vector: int) -> bool:

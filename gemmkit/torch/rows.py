@@ -331,7 +331,7 @@ def _compute_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Ten
     if not x.numel():
         return x.new_empty(x.shape), of_gamma.zero_(), of_beta.zero_()
     with torch.no_grad():
-        g, rows = _rows(grad), _rows(x)
+        g, rows = _rows(grad), _rows(x.detach())       # calls of tensors that require a gradient are not known
         factors = None if gamma is None else gamma.detach()
         if all(y is None or y.dtype in _PROGRAMS for y in (g, x, gamma)):
             try:
@@ -369,7 +369,8 @@ def _allocate_sums(x: torch.Tensor, gamma: torch.Tensor | None, sums: bool, beta
     """For dgamma and dbeta; empty ones where these are not wanted."""
     if not sums or gamma is None:
         return x.new_empty(0), x.new_empty(0)
-    return gamma.new_empty(gamma.shape), gamma.new_empty(0 if beta is None else gamma.shape, dtype=beta)
+    of_beta = gamma.new_empty(0) if beta is None else torch.empty_like(gamma, dtype=beta)
+    return torch.empty_like(gamma), of_beta
 
 
 _NORM = _operator("norm", "(Tensor x, Tensor? gamma, Tensor? beta, *, float eps, bool centred, ScalarType? dtype=None) -> "
