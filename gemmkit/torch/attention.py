@@ -80,8 +80,8 @@ def _is_told(x: Any) -> bool:
 
 
 _constant_name = torch.compiler.assume_constant_result(_named)
-_CAUSAL = Causal()
-_CAUSAL_NAME = _named(_CAUSAL, None, False)
+CAUSAL = Causal()
+_CAUSAL_NAME = _named(CAUSAL, None, False)
 
 
 def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
@@ -165,7 +165,7 @@ def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
         kind = _CAUSAL_NAME if is_causal else _PLAIN
         return _OPERATOR(q, k, v, None, None, None, kind=kind, scale=scale, layout="bnhd")[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
-    return _attended(q, k, v, _CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
+    return _attended(q, k, v, CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
 
 
 def recorded(q: Any, k: Any, v: Any, out: Any, stream: Any, **more: Any) -> Any:

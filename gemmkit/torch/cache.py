@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gemmkit.kernels.masks import Causal
-from gemmkit.torch.attention import attention
+from gemmkit.torch.attention import CAUSAL, attention
 
 _DTYPES = torch.float16, torch.bfloat16
-_CAUSAL = Causal()
 _WARM = 2                              # calls of a step before it is captured
 
 
@@ -166,7 +164,7 @@ class KVCache:
                     held[layer].index_copy_(0, step.places, x.reshape(self.batch * tokens, *x.shape[2:]))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0, *, layout: str = "bhnd",
-               mask: Any = _CAUSAL, score: Any = None, scale: float | None = None) -> Any:
+               mask: Any = CAUSAL, score: Any = None, scale: float | None = None) -> Any:
         """`append` k and v, and return the attention of q to all keys that the layer then has, of q's shape and layout. The
         last query is the last token; mask, score and scale are those of `gemmkit.attention`."""
         self.append(k, v, layer, layout=layout)
@@ -437,7 +435,7 @@ class Stored:
 
     def attention(self, q: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
         """Attention of q (batch, queries, heads, head size) to all keys, by gemmkit."""
-        return attention(q, **self.cache.arguments(self.layer), mask=_CAUSAL if is_causal else None, scale=scale)
+        return attention(q, **self.cache.arguments(self.layer), mask=CAUSAL if is_causal else None, scale=scale)
 
     def plain(self) -> tuple[Any, Any]:
         """Keys and values as tensors (batch, heads, tokens, head size): views; of pages copies."""
