@@ -314,8 +314,13 @@ class DirectOut(Typed):
 
 
 def put_pair(pair: tuple, n: int, store: DirectOut, part: WarpgroupPart, out: Any, row: int, column: int) -> None:
-    row, column = row + n % 2 * 8, column + n // 2 * 8
-    if row < part.rows and column < part.columns:
+    if row + n % 2 * 8 < part.rows:
+        put_at(pair, store, part, out, row + n % 2 * 8, column + n // 2 * 8)
+
+
+def put_at(pair: tuple, store: DirectOut, part: WarpgroupPart, out: Any, row: int, column: int) -> None:
+    """Of a row that is there."""
+    if column < part.columns:
         if store.pairs:
             store_global(out, 1, (row, column), (0, 0), pair)
         else:
@@ -501,11 +506,13 @@ class OctetOut(Typed):
     more: int = 0
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
+        each(put_row_of_octets, (0, 1), self, part, matrix_of(out, part.stack), self.words(values))
+
+    def words(self, values: tuple) -> tuple:
         held = convert_all(self.dtype, values)
         if self.more > 0:
             held = join((held, fill(self.dtype, self.more // 2, 0)))
-        words = apply(octets, split(pack_narrow(held), 8))
-        each(put_row_of_octets, (0, 1), self, part, matrix_of(out, part.stack), words)
+        return apply(octets, split(pack_narrow(held), 8))
 
     def finish(self) -> None:
         """Nothing is under way."""
