@@ -44,6 +44,8 @@ F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
 STEP = 16                              # of a product's K that an instruction takes
 ROW, COLUMN = "row", "column"          # of a cluster's tiles
+BY_TMA = "TmaOut", "PieceOut"          # the collectives by which results leave so
+ROWS_OF = "rows_of_"                   # in front of the name of a result that TMA stores: where threads store it
 NOWHERE = 2**30                        # a page beyond all: what TMA brings from there is 0
 PATTERN = 1024                         # bytes of eight lines of 128 bytes, after which the swizzle begins anew
 
@@ -266,6 +268,9 @@ class TmaOut(Typed):
         return self.head.map_spec(ROWS, 2 + self.stacks)
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
+        self.put(values, out, part, group)
+
+    def put(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         is_leader = thread_index() % 128 == 0
         if is_leader:                                  # TMA has read what the last tile left there
             tma_wait_read(0)

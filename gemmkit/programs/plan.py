@@ -40,7 +40,7 @@ from gemmkit.programs.chains.order import ordered as ordered_chain
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
-from gemmkit.programs.collectives import ROWS, TmaOut
+from gemmkit.programs.collectives import BY_TMA, ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
@@ -593,12 +593,12 @@ class GridProblem(MappingProblem):
             for array in made.arrays:
                 check_read(array, self.infos[array], store.line)
             m, n = places.indices
-            whole = self.kernel.whole_rows if m.piece is None else "OctetOut"      # TMA does not end where a piece does
+            whole = self.kernel.whole_rows if m.piece is None else "PieceOut" if len(stores) == 1 else "OctetOut"
             ways = (whole, "DirectOut") if store.lookup is None else ("ScatteredOctets", "ScatteredPairs")
             kind = {None: ways[not leaves_by_tma(info)], m: "ColumnsOut", n: "RowsOut"}[store.only]
             outs.append(Out(store, info.dtype, kind, kind == ways[1] and in_pairs(info),
                             None if root.op == "after" else made, made.sums[0]))
-        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind == "TmaOut"}
+        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind in BY_TMA}
         return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
 
 

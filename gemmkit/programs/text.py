@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_whole_load
-from gemmkit.programs.collectives import COLUMN, ROW
+from gemmkit.programs.collectives import BY_TMA, COLUMN, ROW, ROWS_OF
 from gemmkit.programs.launches import Printed
 from gemmkit.programs.places import (
     Allocation,
@@ -536,15 +536,15 @@ class Printer:
                                 f"{product.b.name}_tile{how}{self.product_fields})")
         for name, offset in self.memory.columns.items():
             self.put(0, f"{KEPT}{name} = ColumnValues({self.columns_of(name)}, offset={offset})")
-        stacks = f", stacks={len(self.places.stacks)}" if self.places.stacks else ""
+        stacks = f", stacks={len(self.places.own_stacks)}" if self.places.own_stacks else ""
         for out in self.outs:
             made = f"{out.kind}({out.dtype.name!r}, pairs={out.pairs})"
             if out.kind in ("RowsOut", "OctetOut", "ScatteredOctets"):
                 made = f"{out.kind}({out.dtype.name!r}{', clipped=True' if out.kind != 'RowsOut' else ''})"
             elif out.kind == "ColumnsOut":
                 made = f"ColumnsOut({out.dtype.name!r}, columns={size[n.name]}, threads={128 * self.warpgroups})"
-            elif out.kind == "TmaOut":
-                made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
+            elif out.kind in BY_TMA:
+                made = (f"{out.kind}({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
                         f"o_offset={self.memory.outs[out.name]}{stacks})")
             self.put(0, f"out_{out.name} = {made}")
 
@@ -727,8 +727,8 @@ class Printer:
                 values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        to = "" if out.store.lookup is None else f", {out.store.lookup.name}"
-        lines.append(f"out_{out.name}.store({values}, {out.name}, {self.part}, group{to})")
+        to = f"{ROWS_OF}{out.name}" if out.kind == "PieceOut" else "" if out.store.lookup is None else out.store.lookup.name
+        lines.append(f"out_{out.name}.store({values}, {out.name}, {self.part}, group{', ' if to else ''}{to})")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
         return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]
 
@@ -795,6 +795,6 @@ def printed(printer: Printer, title: str) -> Printed:
         printer.put(0, "", "", *made.text.split("\n"))
     maps, operands, names, arrays = printer.arguments()
     callees = printer.callees
-    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names),
-                   tuple(name for name in arrays if name not in callees.names), tuple(sizes), tile, tuple(scalars),
+    read = tuple(name.removeprefix(ROWS_OF) for name in arrays if name not in callees.names)
+    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), read, tuple(sizes), tile, tuple(scalars),
                    printer.threads, tuple(operands), callees)

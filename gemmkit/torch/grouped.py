@@ -178,7 +178,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
     x, gate, up, down = autocast(x, gate, up, down)
     _check_experts(x, chosen, weights, gate, up, down)
     count, choices = gate.shape[0], chosen.shape[1]
-    numbers, order = chosen.flatten().sort(stable=True)
+    numbers, order = chosen.flatten().clamp(-1, count).sort(stable=True)
     token = torch.where(numbers.clamp(0, count - 1) == numbers, order // max(choices, 1), -1)
     bounds = torch.searchsorted(numbers, _firsts(count, numbers.dtype, numbers.device))
     y, _, _ = _EXPERTS(x, weights, gate, up, down, token, order, bounds, activation=activation,
@@ -189,9 +189,9 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
 @lru_cache(maxsize=64)
 def _firsts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Which numbers each expert's choices begin with, and what is behind the last's. The first and the last have those that
-    are none, whose tokens are zeros."""
+    are none, -1 and ``count``, whose tokens are zeros."""
     found = torch.arange(count + 1, dtype=dtype)
-    found[0], found[-1] = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    found[0], found[-1] = -1, count + 1
     return found.to(device)
 
 

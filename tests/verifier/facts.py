@@ -562,7 +562,8 @@ def check_maps(text: Text) -> None:
     for array, slot in plan.taken:
         block = next((b.name for b, (name, of) in itertools.product(blocks, plan.printed.maps) if slot is not None and b.name == name
                       and of == array and f"map_{name}" not in wanted), None) if slot is not None and array not in plan.printed.outs else None
-        wanted.append(array if block is None else f"map_{block}")
+        is_second = block is None and array in wanted and array in plan.printed.outs           # of a result that TMA stores, and threads
+        wanted.append(f"{collectives.ROWS_OF}{array}" if is_second else array if block is None else f"map_{block}")
         if slot is None:
             continue
         spec = slot.spec
