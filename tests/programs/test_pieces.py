@@ -456,3 +456,58 @@ def test_other_gpus_are_refused(rng: np.random.Generator) -> None:
     for device, mapping in ((A100, None), (H100, gk.Mapping(kernel="multistage"))):
         with assumed(device), pytest.raises(ConfigError, match=r"packed\(...\) in tiles of rows and columns: the kernel for TMA and wgmma"):
             products.plan(*given, mapping=mapping)
+
+
+NAMES = """def f(x, w, y, index, d, s, t, u):
+    for {} in gp.parallel({}):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            acc += {}
+        {} = acc{}
+"""
+
+
+@pytest.mark.parametrize("loop,product,stored,more,words", [
+    ("m, n;index.columns, w.columns", "x[index[m], k] @ y[index[n], k].T", "d[m, n]", "", "of all their operands; a kernel brings one at least with TMA"),
+    ("i, m, n;t.count, index.columns, w.columns", "t[i, index[m], k] @ w[k, n]", "u[i, m, n]", "", "a kernel looks rows of a matrix up, and none of a stack's"),
+    ("m, n;x.rows, index.columns", "x[m, k] @ w[k, index[n]]", "d[m, n]", "", r"index\[n\] stands for rows, and is used for axis 1 of w"),
+    ("m, n;index.columns, w.columns", "x[index[m], k] @ w[k, n]", "d[m, n]", " + y[index[m], n]", "is read where a tile is stored"),
+    ("m, n;index.columns, w.columns", "x[index[m], k] @ w[k, n]", "d[m, n]", " + s[index[m]]", "stands for rows, and is used for axis 0 of s"),
+    ("m, n;index.columns, w.columns", "x[index[m], k] @ w[k, n]", "d[index[n], m]", "", "is stored; a kernel stores whole tiles"),
+    ("m, n;index.columns, w.columns", "x[index[m], m] @ w[k, n]", "d[m, n]", "", "is used twice"),
+    ("m, n;index.columns, w.columns", "x[s[m], k] @ w[k, n]", "d[m, n]", "", "index 0 is <value of"),
+])
+def test_named_rows_that_are_refused(loop: str, product: str, stored: str, more: str, words: str) -> None:
+    given = (np.zeros((64, 64), F16), np.zeros((64, 64), F16), np.zeros((64, 64), F16), np.arange(64), np.zeros((64, 64), F16),
+             np.zeros(64, F32), np.zeros((2, 64, 64), F16), np.zeros((2, 64, 64), F16))
+    check_refused(NAMES.format(*loop.split(";"), product, stored, more), words, lambda program: program.plan(*given))
+
+
+@gk.program
+def of_whole_rows(x: Any, w: Any, index: Any, d: Any) -> None:
+    for m in gp.parallel(d.rows):
+        acc = gp.zeros(m, w.columns)
+        for n in gp.sequential(w.rows):
+            acc += x[index[m], n] @ w[n]
+        d[m] = acc
+
+
+@gk.program
+def of_rows_alone(x: Any, w: Any, index: Any, d: Any) -> None:
+    for m in gp.parallel(d.rows):
+        d[m] = 2.0 * x[index[m]]
+
+
+def test_kernels_that_look_no_rows_up(rng: np.random.Generator) -> None:
+    x, w, index, d = normal(rng, 30, 64), normal(rng, 64, 64), names(rng, 40, 30), poisoned((40, 64), F16)
+    for program in (of_whole_rows, of_rows_alone):
+        with pytest.raises(ValueError, match="rows that an array names; a kernel has them in tiles of rows and columns"):
+            program.plan(x, w, index, d)
+        wanted = np.where(((index >= 0) & (index < 30))[:, None], x[np.clip(index, 0, 29)], 0).astype(float)
+        assert np.allclose(program.reference(x, w, index, d), wanted @ w if program is of_whole_rows else 2 * wanted)
+    offsets, w = np.array([0, 40]), w[None]
+    for mapping in (gk.Mapping(cluster={"m": 2}), gk.Mapping(kernel="multistage")):
+        with assumed(H100), pytest.raises(ConfigError, match="rows that an array names|reads offsets"):
+            named.plan(x, w, index, offsets, d, mapping=mapping)
+    with assumed(A100), pytest.raises(ConfigError, match=r"x\[index\[m\], k\] in tiles of rows and columns: the kernel for wgmma"):
+        whole.plan(normal(rng, 40, 64), x, index, index[:20], d[:, :20])
