@@ -542,7 +542,7 @@ class Place(Term):
         self.dim = dim
 
 
-class Element(Term):
+class LookedUp(Term):
     """Elements of an array of whole numbers, which stand for rows where arrays are read and stored: ``x[index[m], k]``."""
 
     def __init__(self, value: Any, array: Parameter, index: Index):
@@ -599,7 +599,7 @@ class Parameter(Arithmetic):
         key, dims = self.place(key)
         value = current().load(self, key, dims)
         is_element = len(self._shape) == len(dims) == 1 and not key[0].stack and np.dtype(self.dtype) in COUNTED
-        return Element(value, self, key[0]) if is_element and key[0].lookup is None else Term(value)
+        return LookedUp(value, self, key[0]) if is_element and key[0].lookup is None else Term(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key, dims = self.place(key)
@@ -618,7 +618,7 @@ class Parameter(Arithmetic):
         key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
             raise refused(ValueError, f"{self.name} has shape {self.shape}, but {len(key)} indices are given")
-        key = tuple(x.dim if isinstance(x, Place) else x.of(self, axis) if isinstance(x, Element) else x
+        key = tuple(x.dim if isinstance(x, Place) else x.of(self, axis) if isinstance(x, LookedUp) else x
                     for axis, x in enumerate(key))
         for axis, index in enumerate(key):
             if not isinstance(index, Index):
