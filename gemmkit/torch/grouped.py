@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -185,19 +184,11 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
 def _sorted(chosen: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of all choices in the order of their experts: each one's token, -1 for what is no expert's; each one's place; where
     each expert's begin. A radix sort takes a pass for each byte, so that numbers of 16 bits take two in place of eight."""
+    known, device = chosen.clamp(0, count - 1), chosen.device
+    token = torch.where(chosen == known, torch.arange(chosen.shape[0], device=device)[:, None], -1)
     dtype = torch.int16 if count < torch.iinfo(torch.int16).max else torch.int32
-    numbers, order = chosen.flatten().clamp(-1, count).to(dtype).sort(stable=True)
-    token = torch.where(numbers.clamp(0, count - 1) == numbers, order // max(chosen.shape[1], 1), -1)
-    return token, order, torch.searchsorted(numbers, _firsts(count, dtype, numbers.device))
-
-
-@lru_cache(maxsize=64)
-def _firsts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Which numbers each expert's choices begin with, and what is behind the last's. The first and the last have those that
-    are none, -1 and ``count``, whose tokens are zeros."""
-    found = torch.arange(count + 1, dtype=dtype)
-    found[0], found[-1] = -1, count + 1
-    return found.to(device)
+    numbers, order = known.flatten().to(dtype).sort(stable=True)
+    return token.flatten()[order], order, torch.searchsorted(numbers, torch.arange(count + 1, dtype=dtype, device=device))
 
 
 def _check_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
