@@ -254,6 +254,17 @@ def test_experts_of_nothing(in_the_emulator: None, rng: np.random.Generator) -> 
         assert gk.torch.experts(x.float(), chosen, weights, *(y.float() for y in w)).dtype == BF16
 
 
+def test_experts_in_a_compiled_graph(in_the_emulator: None, rng: np.random.Generator) -> None:
+    """One graph, with the gradients; it keeps no tensor of the compiler's for calls behind it."""
+    x, weights, *w = layer("cpu", HALF, False, tokens=9)
+    given, chosen = [y.requires_grad_() for y in (x, weights, *w)], choose(rng, 9, EXPERTS)
+    compiled = torch.compile(lambda x, *more: gk.torch.experts(x, chosen, *more), backend="aot_eager", fullgraph=True)
+    found, wanted = compiled(*given), gk.torch.experts(x, chosen, *given[1:])
+    assert torch.equal(found, wanted)
+    for one, other in zip(*(torch.autograd.grad(y.float().square().sum(), given) for y in (found, wanted))):
+        assert torch.equal(one, other)
+
+
 def test_experts_have_no_second_derivative(in_the_emulator: None, rng: np.random.Generator) -> None:
     x, weights, *w = layer("cpu", HALF, False)
     x.requires_grad_()
