@@ -156,7 +156,7 @@ def test_what_is_refused(change: dict[str, Any], error: type, words: str, in_the
 
 # -- a mixture of experts ----------------------------------------------------------------------------------------------------
 
-TOKENS, EXPERTS, WIDTH, HIDDEN, CHOICES = 60, 5, 24, 40, 3
+TOKENS, EXPERTS, WIDTH, HIDDEN, CHOICES = 60, 4, 24, 40, 3
 UNITS = {"silu": torch.nn.functional.silu, "relu": torch.relu}
 
 
@@ -205,11 +205,13 @@ def check_experts(rng: np.random.Generator, device: str, dtype: Any, turned: boo
     for one, other, y in zip(gradients, torch.autograd.grad(wanted, wide, grad.double()), given):
         close(one, other, most)
         assert one.dtype == y.dtype
-    assert all(map(torch.equal, gradients, torch.autograd.grad(found, given, grad)))
+    if device == "cuda":                               # the same bits every time
+        assert all(map(torch.equal, gradients, torch.autograd.grad(found, given, grad)))
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("turned,dtype,activation", [(False, HALF, "silu"), (True, BF16, "silu"), (True, HALF, "relu")], ids=str)
+@pytest.mark.parametrize("turned,dtype,activation", [(False, HALF, "silu"), pytest.param(True, BF16, "silu", marks=pytest.mark.thorough),
+                                                     (True, HALF, "relu")], ids=str)
 def test_experts(turned: bool, dtype: Any, activation: str, in_the_emulator: None, rng: np.random.Generator) -> None:
     check_experts(rng, "cpu", dtype, turned, activation)
 
@@ -254,6 +256,7 @@ def test_experts_of_nothing(in_the_emulator: None, rng: np.random.Generator) -> 
         assert gk.torch.experts(x.float(), chosen, weights, *(y.float() for y in w)).dtype == BF16
 
 
+@pytest.mark.thorough
 def test_experts_in_a_compiled_graph(in_the_emulator: None, rng: np.random.Generator) -> None:
     """One graph, with the gradients; it keeps no tensor of the compiler's for calls behind it."""
     x, weights, *w = layer("cpu", HALF, False, tokens=9)
