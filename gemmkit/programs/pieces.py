@@ -156,7 +156,8 @@ def copy_octet(row: int, n: int, tile: NamedTile, x: View, to: int, panel: int, 
 @dataclass(frozen=True)
 class PieceOut(TmaOut):
     """A warpgroup's rows of a piece: by TMA, and where the piece ends within them by threads, since TMA would not end there.
-    (Threads alone take some 3,000 cycles for 128 x 256 elements, while nothing multiplies.)"""
+    (Of 65536 rows in 128 ragged pieces it takes 0.79 of the time of threads alone, times 768 x 2048, and 0.93, times
+    2048 x 768: 350 and 367 us on an H200; without any store 272 and 288.)"""
 
     @cached_property
     def octets(self) -> OctetOut:
