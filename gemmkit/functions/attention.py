@@ -29,10 +29,9 @@ from gemmkit.plans.launch import KnownCall, KnownCalls
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import Program, program
-from gemmkit.programs.lengths import COUNTED
 from gemmkit.programs.mapping import KERNELS, MULTISTAGE
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.programs.values import Parameter
+from gemmkit.programs.values import COUNTED, Parameter
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
     KEYS,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -569,3 +569,100 @@ def of_groups(d: Parameter, x: Parameter, y: Parameter, offsets: Parameter) -> N
             sums += x[k, m].T @ y[k, n]
         d[i, m, n] = sums
 
+
+# --------------------------------------------------------------------------------------------------
+# A mixture of gated experts (`gemmkit.torch.experts`): rows in the order of their experts, which take them where they lie.
+# ``token`` names the row of x that a row is, ``to`` where its result goes: each token has a place for the result of each of
+# its experts, and these are added up in one order, so that a sum has the same bits every time. ``turned`` is `by_groups`'.
+#
+#     h = f(x Gate) * (x Up),   y = sum over a token's experts of  weight (h Down)
+#
+# With e = dy Down^T, of a token's row for each of its experts, the gradients are
+#
+#     dGate = x^T (weight e * Up(x) * f'(x Gate)),   dUp = x^T (weight e * f(x Gate)),   dDown = (weight h)^T dy,
+#     dweight = sum of (e * h),   dx = the sum over its experts of  dgate Gate^T + dup Up^T
+
+@program
+def gated_groups(h: Parameter, of_gate: Parameter | None, of_up: Parameter | None, x: Parameter, gate: Parameter,
+                 up: Parameter, token: Parameter, offsets: Parameter, turned: bool, f: Callable[[Any], Any]) -> None:
+    """``of_gate``, ``of_up``: the two products, for gradients."""
+    rows = gp.packed(h.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, rows.rows, gate.rows if turned else gate.columns):
+        g, u = gp.zeros(m, n), gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            g += x[token[m], k] @ (gate[i, n, k].T if turned else gate[i, k, n])
+            u += x[token[m], k] @ (up[i, n, k].T if turned else up[i, k, n])
+        h[m, n] = gp.call(f, g) * u
+        if of_gate is not None and of_up is not None:
+            of_gate[m, n] = g
+            of_up[m, n] = u
+
+
+@program
+def scattered_groups(d: Parameter, h: Parameter, w: Parameter, to: Parameter, offsets: Parameter, weight: Parameter,
+                     turned: bool) -> None:
+    rows = gp.packed(h.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
+        sums = gp.zeros(m, n)
+        for k in gp.sequential(h.columns):
+            sums += h[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
+        d[to[m], n] = sums * weight[m]
+
+
+@program
+def named_groups(d: Parameter, x: Parameter, w: Parameter, token: Parameter, offsets: Parameter, turned: bool) -> None:
+    rows = gp.packed(d.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
+        sums = gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            sums += x[token[m], k] @ (w[i, n, k].T if turned else w[i, k, n])
+        d[m, n] = sums
+
+
+@program
+def gate_backward(e: Parameter, of_gate: Parameter, of_up: Parameter, weight: Parameter, gate: Parameter, up: Parameter,
+                  h: Parameter, of_weight: Parameter, f: Callable[[Any], Any], slope: Callable[[Any], Any]) -> None:
+    """The gradients of both products and of the weight, and the weighted h."""
+    for m in gp.parallel(e.rows):
+        g, u = of_gate[m], of_up[m]
+        a, of_h = gp.call(f, g), e[m] * weight[m]
+        gate[m] = of_h * u * gp.call(slope, g)
+        up[m] = of_h * a
+        h[m] = a * u * weight[m]
+        of_weight[m] = (e[m] * (a * u)).sum(axis=1)
+
+
+@program
+def of_token_groups(d: Parameter, c: Parameter, x: Parameter, y: Parameter, z: Parameter, token: Parameter,
+                    offsets: Parameter) -> None:
+    """Of the rows of x that ``token`` names, with two others."""
+    rows = gp.packed(y.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, x.columns, y.columns):
+        first, second = gp.zeros(m, n), gp.zeros(m, n)
+        for k in gp.sequential(rows[i]):
+            first += x[token[k], m].T @ y[k, n]
+            second += x[token[k], m].T @ z[k, n]
+        d[i, m, n] = first
+        c[i, m, n] = second
+
+
+@program
+def with_token_groups(d: Parameter, h: Parameter, y: Parameter, token: Parameter, offsets: Parameter) -> None:
+    rows = gp.packed(h.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, h.columns, y.columns):
+        sums = gp.zeros(m, n)
+        for k in gp.sequential(rows[i]):
+            sums += h[k, m].T @ y[token[k], n]
+        d[i, m, n] = sums
+
+
+@program
+def scattered_sums(d: Parameter, x: Parameter, y: Parameter, w: Parameter, v: Parameter, to: Parameter, offsets: Parameter,
+                   turned: bool) -> None:
+    rows = gp.packed(x.rows, offsets)
+    for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
+        sums = gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            sums += x[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
+            sums += y[m, k] @ (v[i, n, k].T if turned else v[i, k, n])
+        d[to[m], n] = sums

@@ -44,6 +44,8 @@ F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
 STEP = 16                              # of a product's K that an instruction takes
 ROW, COLUMN = "row", "column"          # of a cluster's tiles
+BY_TMA = "TmaOut", "PieceOut"          # the collectives by which results leave so
+ROWS_OF = "rows_of_"                   # in front of the name of a result that TMA stores: where threads store it
 NOWHERE = 2**30                        # a page beyond all: what TMA brings from there is 0
 PATTERN = 1024                         # bytes of eight lines of 128 bytes, after which the swizzle begins anew
 
@@ -266,6 +268,9 @@ class TmaOut(Typed):
         return self.head.map_spec(ROWS, 2 + self.stacks)
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
+        self.put(values, out, part, group)
+
+    def put(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         is_leader = thread_index() % 128 == 0
         if is_leader:                                  # TMA has read what the last tile left there
             tma_wait_read(0)
@@ -314,8 +319,13 @@ class DirectOut(Typed):
 
 
 def put_pair(pair: tuple, n: int, store: DirectOut, part: WarpgroupPart, out: Any, row: int, column: int) -> None:
-    row, column = row + n % 2 * 8, column + n // 2 * 8
-    if row < part.rows and column < part.columns:
+    if row + n % 2 * 8 < part.rows:
+        put_at(pair, store, part, out, row + n % 2 * 8, column + n // 2 * 8)
+
+
+def put_at(pair: tuple, store: DirectOut, part: WarpgroupPart, out: Any, row: int, column: int) -> None:
+    """Of a row that is there."""
+    if column < part.columns:
         if store.pairs:
             store_global(out, 1, (row, column), (0, 0), pair)
         else:
@@ -501,11 +511,13 @@ class OctetOut(Typed):
     more: int = 0
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
+        each(put_row_of_octets, (0, 1), self, part, matrix_of(out, part.stack), self.words(values))
+
+    def words(self, values: tuple) -> tuple:
         held = convert_all(self.dtype, values)
         if self.more > 0:
             held = join((held, fill(self.dtype, self.more // 2, 0)))
-        words = apply(octets, split(pack_narrow(held), 8))
-        each(put_row_of_octets, (0, 1), self, part, matrix_of(out, part.stack), words)
+        return apply(octets, split(pack_narrow(held), 8))
 
     def finish(self) -> None:
         """Nothing is under way."""

@@ -108,11 +108,18 @@ class Reference(Interpreter):
             places, of_page = np.arange(rows.start, rows.stop), rows.extent.of_page
             page = np.asarray(rows.extent.table.data[rows.line.start, places // of_page])
             at = tuple(page if x.base is rows else places % of_page if x is rows else x.start for x in key)
-        return Dimensioned(dims, np.asarray(parameter.data[at], np.float64), whole)
+        at, there = _those_there(key, at)
+        found = np.asarray(parameter.data[at], np.float64)
+        return Dimensioned(dims, np.where(there[:, None], found, 0.0) if there.size else found, whole)
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
         if self.only is None or self.only.start == 0:
-            parameter.data[_slices(key)] = value.over(dims)
+            at, there = _those_there(key, _slices(key))
+            stored = value.over(dims)
+            if there.size:
+                at = tuple(x[there] if isinstance(x, np.ndarray) else x for x in at)
+                stored = np.broadcast_to(stored, (len(there), *stored.shape[1:]))[there]
+            parameter.data[at] = stored
 
     def coordinate(self, dim: Any) -> Dimensioned:
         if isinstance(dim, Index) and dim.stack:
@@ -170,6 +177,18 @@ def _length(dim: Any) -> int:
 def _slices(key: tuple) -> tuple:
     return tuple(index.start if index.stack else slice(index.origin + index.start, index.origin + index.stop)
                  for index in key)
+
+
+def _those_there(key: tuple, at: tuple) -> tuple[tuple, np.ndarray]:
+    """Of a key whose rows are looked up: numbers of rows that are there, and which of those that are named these are. Else
+    what is given, and nothing."""
+    looked = next((n for n, x in enumerate(key) if isinstance(x, Index) and x.lookup is not None), None)
+    if looked is None:
+        return at, np.empty(0, bool)
+    index = key[looked]
+    named = np.asarray(index.lookup.data[_slices((index.base,))])
+    there = (named >= 0) & (named < index.extent.length)
+    return (*at[:looked], np.where(there, named, 0), *at[looked + 1:]), there
 
 
 # --------------------------------------------------------------------------------------------------

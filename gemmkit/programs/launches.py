@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Container, Sequence
 from collections.abc import Mapping as MappingABC
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ import numpy as np
 
 from gemmkit.components import Component, number
 from gemmkit.plans.launch import Launch, Put, Start
+from gemmkit.programs.called import Callees
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
 from gemmkit.programs.places import STEP, Places, walked
@@ -43,6 +44,23 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 # Text becomes a module: its kernel, its sizes and its tiles are what they are called in it.
+
+@dataclass(frozen=True)
+class Printed:
+    """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
+    block is of, or operands that threads copy, results, arrays that threads read, functions that they call."""
+
+    text: str
+    maps: tuple[tuple[str, str], ...]
+    outs: tuple[str, ...]
+    arrays: tuple[str, ...]
+    sizes: tuple[str, ...]
+    tile: tuple[str, ...]              # those of the sizes that tiles go along
+    scalars: tuple[str, ...]
+    threads: int
+    operands: tuple[str, ...] = ()
+    callees: Callees = Callees()
+
 
 NEEDED = "kernel", "Sizes", "WARPGROUPS", "SHARED_BYTES", "tiles"
 ROWS_NEEDED = "kernel", "Sizes", "ROWS", "SHARED_BYTES", "tiles"         # of a function of rows

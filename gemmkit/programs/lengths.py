@@ -24,18 +24,17 @@ array([3., 5.])
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gemmkit.programs.values import Index, Parameter, Place, ProgramAxis, current, refused, shown
+from gemmkit.programs.values import COUNTED, Axis, Index, Parameter, Place, ProgramAxis, current, line_here, refused, shown
 
 if TYPE_CHECKING:
     from gemmkit.programs.trace import Value
 
-COUNTED = np.dtype(np.int32), np.dtype(np.int64)
 #: An operation: how long a piece is. Its data is the array of offsets, and the index that says which piece it is.
 PIECE = "piece"
 #: How whole numbers are made of others, as a kernel writes it.
@@ -182,3 +181,142 @@ class RowsOfPiece:
 
     axis: ProgramAxis
     which: Index
+
+
+# --------------------------------------------------------------------------------------------------
+# Which axes of arrays are the same: a program says it, and lengths that happen to be equal do not.
+#
+# An axis is a symbol, (array, axis). An index goes along the axis that it is made of, ``a.columns``; lengths of axes that
+# a program makes the same must agree.
+#
+# | a program | says |
+# |---|---|
+# | an index stands on an axis of another array: ``b[k, n]`` with ``k`` of ``a.columns`` | b's rows are a's columns |
+# | an index stands on both axes of the array that it is of: ``a[m, k] @ a[k, n]`` | a is square |
+# | whole axes meet in a sum, a product, a cell or a store: ``x[m] + y[m]`` | their axes are the same |
+#
+# So these are slips, whatever lengths are: an index that stands on another axis of its own array and never on its own,
+# ``a[m, k]`` with ``k`` of ``a.rows``; one that stands on two axes of another array; and two whole axes of one array that
+# meet element by element, and are not the same through other arrays.
+# From sizes a trace takes no more than is noted here: which axes must be of one length, how long those are that are
+# values' own, and whatever a program's code makes of a shape. With other sizes that agree in it, it is the same trace.
+
+AxisSymbol = tuple[str, int]
+
+
+def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
+    return f"{at[0]}[{shown(key)}]: {index} is a block of {index.extent}, used here for axis {at[1]} of {at[0]}"
+
+
+class Axes:
+    """What a program has said so far. ``related``: axes of which the first is so many times as long as the second, and so
+    much longer; ``whole``: those that are values' own dimensions; ``seen``: the arrays whose shapes the program's own code
+    has read."""
+
+    def __init__(self) -> None:
+        self.related: set[tuple[AxisSymbol, AxisSymbol, int, int]] = set()
+        self.whole: set[AxisSymbol] = set()
+        self.seen: set[str] = set()
+        self._parents: dict[AxisSymbol, AxisSymbol] = {}
+        self._uses: dict[Index, dict[AxisSymbol, tuple[tuple, str]]] = {}  # where indices stand: among which, and the line
+
+    def _first(self, x: AxisSymbol) -> AxisSymbol:
+        while x in self._parents:
+            x = self._parents[x]
+        return x
+
+    def are_same(self, x: AxisSymbol, y: AxisSymbol) -> bool:
+        return self._first(x) == self._first(y)
+
+    def join(self, x: AxisSymbol, y: AxisSymbol) -> None:
+        if not self.are_same(x, y):
+            self._parents[self._first(y)] = self._first(x)
+
+    # -- indices ------------------------------------------------------------------------------------------------------
+
+    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
+        """An index stands on an axis of an array. Raises ValueError for a length that differs, an index twice, and for one
+        that stands on two axes of an array that it is not of."""
+        extent, name, at = index.extent, parameter.name, (parameter.name, axis)
+        if index.of_loop.is_over:
+            raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
+        if index.lookup is not None:
+            if axis != len(parameter._shape) - 2:
+                raise refused(ValueError, f"{name}[{shown(key)}]: {index!r} stands for rows, and is used for axis {axis} of "
+                                          f"{name}, which has shape {parameter._shape}; write {name}[{index!r}, k]")
+            return
+        held = [other for other in key if isinstance(other, Index)]
+        in_page = index.is_paged and index.page in held
+        if index.is_page and index.base not in held:
+            raise refused(ValueError, f"{name}[{shown(key)}]: {index!r} is the page of rows {index.base!r}, which are not "
+                                      f"read; write {name}[{index!r}, ..., {index.base!r}]")
+        if (index.is_page and axis) or (in_page and any(not x.stack and x is not index for x in held)):
+            raise refused(ValueError, f"{name}[{shown(key)}]: pages are an array's first axis, and their rows are read with "
+                                      f"all columns; write {name}[{index.of_loop.page!r}, ..., {index.of_loop!r}]")
+        if sum(other.of_loop is index.of_loop and not other.is_page for other in held) > 1:
+            raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
+                                      "blocks; use two loops")
+        if (extent.of_page if in_page else extent.length) != parameter._shape[axis]:
+            raise refused(ValueError, f"{_stands(index, at, key)} ({parameter._shape[axis]} elements)")
+        if index.is_paged and not in_page and extent.table is not None:
+            self.related.add((at, (extent.table.name, 1), extent.of_page, 0))
+            return
+        self.related.add(((extent.parameter, extent.axis), at, extent.group, int(extent.counts_pieces)))
+        if extent.group > 1 or extent.counts_pieces:
+            return
+        uses = self._uses.setdefault(index, {})
+        if at not in uses:
+            uses[at] = key, line_here()
+        if name != extent.parameter:
+            if any(other == name and where != axis for other, where in uses):
+                raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used for two axes of {name}, but is a block of "
+                                          f"{extent}; if {name} is square, loop over {name}.rows or {name}.columns")
+            self.join((extent.parameter, extent.axis), at)
+
+    def cut(self, piece: Index, offsets: Parameter, less: int = 1) -> None:
+        """An index says which piece of an array it is, ``less`` of which there are than ``offsets``, or which line of a
+        table. Raises ValueError where there is another number of them."""
+        extent, count = piece.extent, offsets._shape[0] - less
+        if extent.length != count:
+            what = f"has the offsets of {count} pieces" if less else f"has {count} lines"
+            raise refused(ValueError, f"[{piece!r}]: {offsets.name} {what}, and {piece!r} goes along {extent.length}")
+        more = int(extent.counts_pieces) - less * extent.group
+        self.related.add(((extent.parameter, extent.axis), (offsets.name, 0), extent.group, more))
+
+    def check(self) -> None:
+        """Raises ValueError, with the line, for an index that stands on other axes of its array alone."""
+        for index, uses in self._uses.items():
+            own = index.extent.parameter, index.extent.axis
+            for at, (key, line) in uses.items():
+                if at[0] == own[0] and at != own and own not in uses:
+                    raise refused(ValueError, f"{_stands(index, at, key)}, which is another axis: equal lengths do not make "
+                                              "axes the same", line)
+
+    # -- whole axes ---------------------------------------------------------------------------------------------------
+
+    def meet(self, what: Callable[[], str], x: Axis, y: Axis, is_contracted: bool = False) -> None:
+        """Two whole axes of a length are the same. Raises ValueError where they are two of one array, which only a product
+        that sums over both makes the same."""
+        if x.of is None or y.of is None or x == y:
+            return
+        if x.of[0] == y.of[0] and not is_contracted and not self.are_same(x.of, y.of):
+            raise refused(ValueError, f"{what()}: {x} is combined with {y}: equal lengths do not make axes the same")
+        self.join(x.of, y.of)
+
+    def renamed(self, what: Callable[[], str], dims: tuple, other: tuple) -> tuple:
+        """``other`` with the whole axes of ``dims`` in place of those that meet them: one that is the same already, or else
+        the last of that length, which is along columns. A block that is columns of its own rows meets the rows."""
+        found: list[Any] = []
+        for d in other:
+            if isinstance(d, Axis) and d not in dims:
+                fits = [e for e in reversed(dims) if isinstance(e, Axis) and e.size == d.size and e not in other
+                        and e not in found]
+                known = [e for e in fits if d.of and e.of and self.are_same(d.of, e.of)]
+                if fits:
+                    e = (known or fits)[0]
+                    self.meet(what, e, d)
+                    d = e
+            elif isinstance(d, Index) and d.twin is not None and d not in dims and d.twin in dims and d.twin not in other:
+                d = d.twin
+            found.append(d)
+        return tuple(found)

@@ -1,4 +1,5 @@
-"""Tiles of rows and columns where rows are packed, as tokens are that are sorted by the expert that takes them.
+"""Tiles of rows and columns where rows are packed, as tokens are that are sorted by the expert that takes them, and where an
+array names rows of operands and results.
 
 | packed | tiles | rounds |
 |---|---|---|
@@ -11,24 +12,49 @@ of whose 64 rows none is there multiplies nothing.
 
 TMA brings blocks of the joined array, with rows of the next piece where one ends. A tile's rows that are another piece's are
 not stored. Rounds would add them up: threads put zeros over them in both operands, because 0 times infinity is NaN.
+
+Rows that an array names, ``x[index[m], k]``, lie anywhere, and Hopper's TMA has no copies of single rows: all threads of the
+producer copy them (cp.async, 16 bytes at a time) into the lines that TMA would fill, and the hardware arrives for each
+thread when its copies have come. They write as threads do, so that consumers fence before they multiply. A thread has the
+same lines in each round, and looks up once a tile which rows they are; where rounds go along them, a round ahead. A number
+of no row brings zeros, and stores nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
+from typing import Any
 
+from gemmkit.kernels.collectives.pipeline import Pipeline
 from gemmkit.kernels.collectives.scheduler import Slot
-from gemmkit.lang.aggregates import fill
+from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.aggregates import convert_all, fill
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
-from gemmkit.lang.registers import each
-from gemmkit.programs.collectives import StagedTile, begin_of, blocks
+from gemmkit.lang.registers import each, generate, split
+from gemmkit.programs.collectives import (
+    ROWS,
+    ROWS_OF,
+    DirectOut,
+    OctetOut,
+    StagedTile,
+    TmaOut,
+    WarpgroupPart,
+    begin_of,
+    blocks,
+    put_at,
+    put_octet,
+)
 from gemmkit.programs.mapping import KernelLimits
-from gemmkit.programs.places import Await, Event, Places, Ring
+from gemmkit.programs.places import Await, Event, Places, Ring, TilePlace
 from gemmkit.programs.sums import MEETING, number
-from gemmkit.programs.text import IMPORTS, ElementFunction, Printer, of_blocks
+from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, of_blocks
 from gemmkit.programs.values import Index
+from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
 from gemmkit.ptx.memory import shared, store_shared
+from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.wgmma import fence_async, named_barrier
 
 OCTET = 8                              # elements of 16 bits that a thread puts down at once
@@ -74,31 +100,163 @@ def put_zeros(tile: StagedTile, n: int, stage: int, first: int, thread: int, thr
 
 
 # --------------------------------------------------------------------------------------------------
+# Rows that an array names.
+
+PRODUCERS = 128                        # threads
+
+
+def named_row(n: int, rows: int, index: View, first: int, step: int, end: int) -> int:
+    """The one of so many ``rows`` that stands in ``index`` at ``first + n * step``; -1 where it is none of them, and from
+    the ``end`` on."""
+    at = first + n * step
+    row = int(index[at]) if at < end else -1
+    return row if row < rows else -1
+
+
+@dataclass(frozen=True)
+class NamedTile(StagedTile):
+    """Lines that are rows of an array, those that another one names. ``clipped``: rows end within 16 bytes."""
+
+    clipped: bool = False
+
+    @cached_property
+    def octets(self) -> int:
+        """Of a line."""
+        return self.line // OCTET
+
+    @cached_property
+    def at_once(self) -> int:
+        """Lines that the producer's threads copy at a time: whole patterns of the swizzle."""
+        return PRODUCERS // self.octets
+
+    def find(self, x: View, index: View, first: int, end: int) -> tuple:
+        """The rows that are this thread's lines, of those that ``index`` names from ``first`` on, up to its ``end``."""
+        return generate(self.held // self.at_once, named_row, x.shape[0], index, first + udiv(thread_index(), self.octets),
+                        self.at_once, end)
+
+    def copy(self, x: View, rows: tuple, column: int, ring: Pipeline, slot: Slot) -> None:
+        """Start this thread's copies of its lines, from a column on; it arrives when they have come."""
+        line = udiv(thread_index(), self.octets)
+        octet = (thread_index() - line * self.octets) * OCTET
+        to = self.layout.swizzle(line * self.line + octet) + slot.stage * (self.stage_bytes // 2)
+        for panel in range(self.panels):
+            each(copy_octet, rows, self, x, to, panel * self.held * self.line, column + panel * self.line + octet)
+        copies_arrive(ring.full(), slot.stage)
+
+
+def copy_octet(row: int, n: int, tile: NamedTile, x: View, to: int, panel: int, column: int) -> None:
+    ahead, source = panel + n * tile.at_once * tile.line, offset_of(x, (row, column))
+    if tile.clipped:
+        there = max(min(x.shape[1] - column, OCTET), 0) if row >= 0 else 0
+        copy_async_clipped(shared(tile.dtype, tile.offset), to, ahead, x, source, OCTET, there)
+    else:
+        copy_async(shared(tile.dtype, tile.offset), to, ahead, x, source, OCTET, row >= 0 and column < x.shape[1])
+
+
+@dataclass(frozen=True)
+class PieceOut(TmaOut):
+    """A warpgroup's rows of a piece: by TMA, and where the piece ends within them by threads, since TMA would not end there.
+    (Of 65536 rows in 128 ragged pieces it takes 0.79 of the time of threads alone, times 768 x 2048, and 0.93, times
+    2048 x 768: 350 and 367 us on an H200; without any store 272 and 288.)"""
+
+    @cached_property
+    def octets(self) -> OctetOut:
+        return OctetOut(self.dtype, clipped=True)
+
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int, rows: View) -> None:     # type: ignore[override]
+        if part.m + ROWS <= part.rows:
+            self.put(values, out, part, group)
+        else:
+            self.octets.store(values, rows, part, group)
+
+
+def destinations(out: View, to: View, part: WarpgroupPart) -> tuple:
+    """Of a thread's two rows."""
+    return generate(2, named_row, out.shape[0], to, part.m + own_row(), 8, part.rows)
+
+
+@dataclass(frozen=True)
+class ScatteredOctets(OctetOut):
+    """Rows go to those that an array names."""
+
+    def store(self, values: tuple, out: View, part: WarpgroupPart, group: int, to: View) -> None:       # type: ignore[override]
+        each(put_named_row, destinations(out, to, part), self, part, out, self.words(values))
+
+
+def put_named_row(row: int, n: int, store: ScatteredOctets, part: WarpgroupPart, out: View, words: tuple) -> None:
+    if row >= 0:
+        each(put_octet, words, n, store, part, out, (row, part.n + lane_index() % 4 * 8))
+
+
+@dataclass(frozen=True)
+class ScatteredPairs(DirectOut):
+    """The same of elements, or pairs of them."""
+
+    def store(self, values: tuple, out: View, part: WarpgroupPart, group: int, to: View) -> None:       # type: ignore[override]
+        each(put_named_pair, split(convert_all(self.dtype, values), 2), self, part, out, destinations(out, to, part),
+             part.n + own_column())
+
+
+def put_named_pair(pair: tuple, n: int, store: ScatteredPairs, part: WarpgroupPart, out: View, rows: tuple,
+                   column: int) -> None:
+    if rows[n % 2] >= 0:
+        put_at(pair, store, part, out, rows[n % 2], column + n // 2 * 8)
+
+
+# --------------------------------------------------------------------------------------------------
 # The kernel's text.
 
+#: Of a thread that copies rows, and of one that consumes: a producer's 40 or 32 are too few.
+COPYING = {1: (0, 0), 2: (56, 224), 3: (56, 152)}
+
 def supported(places: Places, kernel: KernelLimits) -> Places:
-    """The places. Raises ConfigError where rows are packed and the kernel does not read offsets."""
+    """The places. Raises ConfigError where rows are packed, or named, and the kernel does not read which."""
     if places.in_pieces and not kernel.uses_tma:
         raise ConfigError("packed(...) in tiles of rows and columns: the kernel for TMA and wgmma (compute capability 9.0) "
                           "reads offsets; here use tiles of whole rows, parallel(x.count, x.rows)")
+    if places.looks_up and not kernel.uses_tma:
+        raise ConfigError("x[index[m], k] in tiles of rows and columns: the kernel for wgmma (compute capability 9.0) reads "
+                          "which rows an array names; here index before the call, x[index]")
     return places
 
 
 @dataclasses.dataclass
 class PiecePrinter(Printer):
-    """Of a warp-specialised kernel where rows are packed."""
+    """Of a warp-specialised kernel where rows are packed, or named."""
 
-    imports = sorted([*IMPORTS, ("gemmkit.programs.collectives", "begin_of", ()),
-                      *(("gemmkit.programs.pieces", name, (name,)) for name in ("end_piece", "piece_of_tile"))],
-                     key=lambda each: each[0])
+    imports = sorted([*IMPORTS, *(("gemmkit.programs.pieces", name, (name,)) for name in (
+        "NamedTile", "PieceOut", "ScatteredOctets", "ScatteredPairs", "end_piece", "piece_of_tile")),
+        ("gemmkit.programs.collectives", "begin_of", ("end_piece", "piece_of_tile")),
+        ("gemmkit.ptx.wgmma", "fence_async", ("NamedTile",))],
+        key=lambda each: each[0])
 
     @property
     def uses(self) -> frozenset[str]:                  # type: ignore[override]
-        return frozenset({"end_piece" if self.places.piece is None else "piece_of_tile"})
+        cut = ["piece_of_tile" if self.places.piece is not None else "end_piece"] if self.places.in_pieces else []
+        return frozenset([*cut, *(["NamedTile"] if self.named else [])])
+
+    @property
+    def named(self) -> list[TilePlace]:
+        """Blocks whose lines an array names."""
+        return [tile for tile in self.tiles if tile.lookup is not None]
+
+    @property
+    def registers(self) -> dict[int, tuple[int, int]]:             # type: ignore[override]
+        return COPYING if self.named else REGISTERS
+
+    @property
+    def offsets_read(self) -> list[str]:
+        return [self.offsets] if self.places.in_pieces else []
 
     @property
     def brought(self) -> tuple[str, ...]:              # type: ignore[override]
-        return (self.offsets,)
+        """What the producer's threads read."""
+        return tuple(dict.fromkeys([*self.offsets_read, *(name for tile in self.named for name in self.source(tile))]))
+
+    def source(self, tile: TilePlace) -> tuple[str, str]:
+        """The array of a block, and the one that names its lines."""
+        assert tile.lookup is not None
+        return tile.parameter.name, tile.lookup.name
 
     @property
     def of_rounds(self) -> Index | None:
@@ -113,7 +271,51 @@ class PiecePrinter(Printer):
 
     def arguments(self) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
         maps, operands, names, arrays = super().arguments()
-        return maps, operands, names, list(dict.fromkeys([self.offsets, *arrays]))
+        named, stores = {tile.name for tile in self.named}, [out.store.lookup for out in self.outs]
+        to = [lookup.name for lookup in stores if lookup is not None]
+        rows = [f"{ROWS_OF}{out.name}" for out in self.outs if out.kind == "PieceOut"]
+        return ([each for each in maps if each[0] not in named], operands, names,
+                list(dict.fromkeys([*self.brought, *to, *rows, *arrays])))         # arrays end with functions
+
+    # -- rows that are named ------------------------------------------------------------------------------------------
+
+    def staged(self, tile: TilePlace, ring: Ring) -> str:
+        if tile.lookup is None:
+            return super().staged(tile, ring)
+        return self.tile_of("NamedTile", tile, ring, ", clipped=True)" if tile.parameter._shape[-1] % OCTET else ")")
+
+    def by_producer(self, *lines: str) -> list[str]:
+        return [*lines] if self.named else super().by_producer(*lines)
+
+    def produce(self, tiles: list[TilePlace]) -> None:
+        super().produce([tile for tile in tiles if tile.lookup is None])
+
+    def found(self, ring: Ring, k: str | None) -> list[str]:
+        """Of lines along the rounds those of the next round: the look-up is under way while this one's are copied."""
+        lines = []
+        for tile in ring.rounds.looked_up:
+            along, (x, index) = tile.dims[0], self.source(tile)
+            is_round, at = along is ring.rounds.index, f"at_{tile.name}"
+            if k is not None and not is_round:
+                continue
+            ahead = "" if k is None else f"{k} + {self.memory.blocks[along.name]}"
+            place = ahead if is_round else along.name
+            first, end = place or "0", f"sizes.{along.name}"
+            if along.piece is not None:
+                first, end = (f"{along.name}_origin + {place}" if place else f"{along.name}_origin",
+                              f"{along.name}_origin + {along.name}_count")
+            rows = f"{tile.name}_tile.find({x}, {index}, {first}, {end})"
+            lines.append(f"{at}_next = {rows}" if is_round and k is None else f"{at}, {at}_next = {at}_next, {rows}"
+                         if is_round else f"{at} = {rows}")
+        return lines
+
+    def filled(self, ring: Ring) -> list[str]:
+        asked = super().filled(ring)
+        if not ring.rounds.looked_up:
+            return asked
+        copies = [f"{tile.name}_tile.copy({self.source(tile)[0]}, at_{tile.name}, {tile.dims[1].name}, {self.ring(ring)}, "
+                  f"{self.slot(ring)})" for tile in ring.rounds.looked_up]
+        return ["if thread_index() == 0:", *(f"    {line}" for line in asked), *copies]
 
     # -- where tiles are ----------------------------------------------------------------------------------------------
 
@@ -140,7 +342,8 @@ class PiecePrinter(Printer):
     def bounds(self) -> list[str]:
         """Where a tile's rounds begin, and how many rows they go along: a round at least."""
         k, piece = self.of_rounds, None if self.of_rounds is None else self.of_rounds.piece
-        assert k is not None and piece is not None
+        if k is None or piece is None:
+            return []
         begin = f"begin_of({self.offsets}, {{}}, sizes.{k.name})".format
         return [f"{k.name}_origin = {begin(piece.text())}",
                 f"{k.name}_count = max({begin(f'{piece.text()} + 1')} - {k.name}_origin, 0)",
@@ -207,15 +410,15 @@ class PiecePrinter(Printer):
                      f"    {k.name} = rolled({k.name} + {self.memory.blocks[k.name]})")
 
     def events(self, depth: int, ring: Ring, events: tuple[Event, ...]) -> None:       # type: ignore[override]
-        if self.places.piece is not None:
-            super().events(depth, ring, events)
-            if ring is self.memory.rings[0] and events is self.loops[0].before:
-                self.put(depth, *self.next_lines(self.following))
-            return
         for event in events:
             super().events(depth, ring, (event,))
             if isinstance(event, Await):
-                self.end_rounds(depth, ring, "0" if events is self.loops[0].before else ring.rounds.index.name)
+                if ring.rounds.looked_up:
+                    self.put(depth, "fence_async()")           # threads' copies, which tensor cores read
+                if ring.rounds.piece is not None:
+                    self.end_rounds(depth, ring, "0" if events is self.loops[0].before else ring.rounds.index.name)
+        if self.places.piece is not None and ring is self.memory.rings[0] and events is self.loops[0].before:
+            self.put(depth, *self.next_lines(self.following))
 
     def end_rounds(self, depth: int, ring: Ring, at: str) -> None:
         k, size = ring.rounds.index.name, self.memory.blocks[ring.rounds.index.name]

@@ -169,12 +169,20 @@ TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 @dataclass(eq=False)
 class TilePlace:
-    """A block of an array in the stages of a ring: ``dims`` as they are in the array."""
+    """A block of an array in the stages of a ring: ``dims`` as they are in the array; ``lookup``: the array that says which
+    of its rows the lines are, where they do not lie one behind the other."""
 
     name: str
     parameter: Parameter
     dims: tuple[Index, Index]
     stacks: tuple[Index, ...]
+    lookup: Parameter | None = None
+
+    def is_of(self, x: Value) -> bool:
+        """Whether it is what a load reads."""
+        if x.op != "load" or self.parameter.name != x.data[0].name or self.dims != x.dims:
+            return False
+        return next((index.lookup for index in x.data[1] if index.lookup is not None), None) is self.lookup
 
 
 @dataclass(eq=False)
@@ -225,6 +233,11 @@ class Rounds:
         return self.index.piece
 
     @property
+    def looked_up(self) -> list[TilePlace]:
+        """Blocks whose lines an array names."""
+        return [tile for tile in self.tiles if tile.lookup is not None]
+
+    @property
     def is_read_by_threads(self) -> bool:
         """Whether not only tensor cores read its stages."""
         return bool(self.row_sums or self.column_sums)
@@ -260,6 +273,11 @@ class Places:
         """Whether a kernel reads offsets."""
         return self.piece is not None or any(rounds.piece is not None for rounds in self.loops)
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether it reads which rows operands and results have."""
+        return any(rounds.looked_up for rounds in self.loops) or any(store.lookup is not None for store in self.stores)
+
     def down(self, height: int) -> int:
         """Tile rows of all stacks; where rows are packed, as many as pieces have in the mean, their last ones half full."""
         rows = -(-self.sizes[self.indices[0].extent] // height)
@@ -280,6 +298,16 @@ class Places:
 def is_tiled(loop: Loop, axes: int) -> bool:
     """Whether tiles go along so many axes that have blocks, after stacks."""
     return [index.stack for index in loop.indices] == [True] * (len(loop.indices) - axes) + [False] * axes
+
+
+def refuse_forms(loop: Loop) -> None:
+    """Raises ValueError, with the user's line, for what no kernel has, or none of the program's form."""
+    if loop.twice:
+        raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
+                                  "this", loop.twice)
+    if loop.looked_up and not is_tiled(loop, 2):
+        raise refused(ValueError, "rows that an array names; a kernel has them in tiles of rows and columns, "
+                                  "parallel(a.rows, b.columns) (only .reference(...) runs others)", loop.looked_up)
 
 
 def refuse_pieces(loop: Loop) -> None:
@@ -313,6 +341,10 @@ def check_pieces(places: Places, loop: Loop) -> None:
             raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "
                                       f"a[k, m].T @ b[k, n], and adds up nothing else ({such})",
                           rounds.line if across is None else across.line)
+    for rounds in places.loops:
+        if rounds.looked_up == rounds.tiles:
+            raise refused(ValueError, f"rounds along {rounds.index} take rows that arrays name of all their operands; a "
+                                      f"kernel brings one at least with TMA ({such})", rounds.line)
     for store in places.stores if places.in_pieces else []:
         if store.only is not None and (store.only is m or m.piece is None):
             raise refused(ValueError, f"once({store.only}): rows are packed, and a kernel stores tiles, or values of a "
@@ -375,7 +407,8 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
 def _checked(store: StoreStatement, places: Places) -> StoreStatement:
     stacks = places.own_stacks
     indices, rank = (*stacks, *places.indices), len(store.parameter.shape)
-    tile = store.only is None and tuple(store.key) == indices and rank == len(indices)
+    key = tuple(x.base if x.lookup is not None and x.base is indices[-2] else x for x in store.key)
+    tile = store.only is None and key == indices and rank == len(indices)
     rows = store.only is indices[-1] and tuple(store.key) == indices[:-1] and rank == len(indices) - 1
     columns = store.only is indices[-2] and tuple(store.key) == (*stacks, indices[-1]) and rank == len(indices) - 1
     if not tile and not rows and not columns:
@@ -440,7 +473,7 @@ def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
     load = x.args[0]
     for product in rounds.products:
         tile = product.a
-        is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
+        is_there = tile.is_of(load)
         if is_there and not product.a_transposed:
             return RowSum(carried, tile, x.line)
     raise refused(ValueError, "a sum of rows in rounds; a kernel sums only a left operand of its products, a[m, "
@@ -451,7 +484,7 @@ def _column_sum(x: Value, carried: Carried, rounds: Rounds, out: Places) -> Colu
     load = x.args[0].args[0] if x.args[0].op == "transpose" else x.args[0]
     for product in rounds.products:
         tile = product.b
-        is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
+        is_there = tile.is_of(load)
         if is_there and product.b_transposed == (load is x.args[0]):
             before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
             if any(y.transposed != product.b_transposed for y in before):
@@ -497,7 +530,10 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
             stacks = tuple(index for index in key if index.stack)
             if not {stack.of_loop for stack in stacks} <= set(places.stacks):
                 raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stacks of a block are the tile's", dot.line)
-            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks)
+            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks, key[-2].lookup)
+            if stacks and key[-2].lookup is not None:
+                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a kernel looks rows of a matrix up, and none of "
+                                          "a stack's (only .reference(...) runs this)", dot.line)
             rounds.tiles.append(tiles[parameter.name, key])
         found.append((tiles[parameter.name, key], x.op == "transpose"))
     (a, a_transposed), (b, b_transposed) = found
@@ -708,6 +744,9 @@ def _is_one_ring(places: Places, given: list[int], kernel: KernelLimits) -> bool
 def clustered(places: Places, mapping: Mapping) -> Cluster:
     """Raises ConfigError for a cluster along other indices than a tile's rows and columns."""
     m, n = (index.name for index in places.indices)
+    if places.looks_up and math.prod(mapping.cluster.values()) > 1:
+        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): threads copy rows that an array names to their own "
+                          "block alone; leave cluster out")
     other = next((name for name in mapping.cluster if name not in (m, n)), None)
     if other is not None:
         raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks share operands along a tile's "

@@ -40,13 +40,14 @@ from gemmkit.programs.chains.order import ordered as ordered_chain
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
-from gemmkit.programs.collectives import ROWS, TmaOut
+from gemmkit.programs.collectives import BY_TMA, ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
     CallArguments,
     Launches,
     NotByTma,
+    Printed,
     Sizes,
     check_launch,
     check_read,
@@ -64,11 +65,11 @@ from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.pieces import PiecePrinter, supported
-from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
+from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, refuse_forms, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printed, Printer, function_of
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printer, function_of
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
@@ -463,9 +464,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
 
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     loop, name = in_one_round(program.traced(arguments), arguments), program.function.__name__
-    if loop.twice:
-        raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
-                                  "this", loop.twice)
+    refuse_forms(loop)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = device_of(infos)
     if has_rows_alone(loop):
@@ -491,8 +490,8 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
     given = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
-    printed = text_of((PiecePrinter if places.in_pieces else Printer)(*given) if kernel.uses_tma else MultistagePrinter(
-        *given, copies={key: _copies(kernel, infos[key]) for key in operands}), title)
+    printed = text_of((PiecePrinter if places.in_pieces or places.looks_up else Printer)(*given) if kernel.uses_tma else
+                      MultistagePrinter(*given, copies={key: _copies(kernel, infos[key]) for key in operands}), title)
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
     resizing = GridResizing(check, problem)
@@ -594,11 +593,12 @@ class GridProblem(MappingProblem):
             for array in made.arrays:
                 check_read(array, self.infos[array], store.line)
             m, n = places.indices
-            whole = self.kernel.whole_rows if m.piece is None else "OctetOut"      # TMA does not end where a piece does
-            kind = {None: whole if leaves_by_tma(info) else "DirectOut", m: "ColumnsOut", n: "RowsOut"}[store.only]
-            outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and in_pairs(info),
+            whole = self.kernel.whole_rows if m.piece is None else "PieceOut" if len(stores) == 1 else "OctetOut"
+            ways = (whole, "DirectOut") if store.lookup is None else ("ScatteredOctets", "ScatteredPairs")
+            kind = {None: ways[not leaves_by_tma(info)], m: "ColumnsOut", n: "RowsOut"}[store.only]
+            outs.append(Out(store, info.dtype, kind, kind == ways[1] and in_pairs(info),
                             None if root.op == "after" else made, made.sums[0]))
-        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind == "TmaOut"}
+        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind in BY_TMA}
         return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
 
 

@@ -14,10 +14,11 @@ from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
 from gemmkit.programs.chains.elements import is_whole_number
+from gemmkit.programs.launches import Printed
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.places import RowRewriter, is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
-from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed, bare, count_of, listed, parts_of_stacks
+from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
 from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo

@@ -15,7 +15,8 @@ import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_whole_load
-from gemmkit.programs.collectives import COLUMN, ROW
+from gemmkit.programs.collectives import BY_TMA, COLUMN, ROW, ROWS_OF
+from gemmkit.programs.launches import Printed
 from gemmkit.programs.places import (
     Allocation,
     Await,
@@ -176,7 +177,8 @@ class ElementFunction:
             return self._in_range(x.data) if self._stays_inside or x.data.stack else self._place(x.data)
         if x.op == "load":
             parameter, key = x.data
-            if {index.of_loop for index in key} <= {*self.indices, *self.stacks} and len(key) == len(parameter.shape):
+            loops = {index.of_loop if index.lookup is None else index for index in key}
+            if loops <= {*self.indices, *self.stacks} and len(key) == len(parameter.shape):
                 if parameter.name not in self.arrays:
                     self.arrays.append(parameter.name)
                 self.places.update(index.of_loop.name for index in key)
@@ -381,23 +383,6 @@ class OutKind:
     columns: int
 
 
-@dataclass(frozen=True)
-class Printed:
-    """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
-    block is of, or operands that threads copy, results, arrays that threads read, functions that they call."""
-
-    text: str
-    maps: tuple[tuple[str, str], ...]
-    outs: tuple[str, ...]
-    arrays: tuple[str, ...]
-    sizes: tuple[str, ...]
-    tile: tuple[str, ...]              # those of the sizes that tiles go along
-    scalars: tuple[str, ...]
-    threads: int
-    operands: tuple[str, ...] = ()
-    callees: Callees = Callees()
-
-
 def of_blocks(count: str, cluster: Cluster) -> str:
     """A text's number of blocks as one of clusters."""
     return count if cluster.is_single else f"udiv({count}, {cluster.size})"
@@ -412,6 +397,7 @@ REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that prod
 @dataclass
 class Printer:
     """Of a warp-specialised kernel. A subclass prints another: what it is made of, roles, waits and releases."""
+    registers: ClassVar = REGISTERS
 
     places: Places
     loops: list[Ordered]
@@ -508,7 +494,7 @@ class Printer:
 
     def roles(self) -> list[str]:
         """The constants of the module that say who does what."""
-        few, many = REGISTERS[self.warpgroups]
+        few, many = self.registers[self.warpgroups]
         return [f"WARPGROUPS = Warpgroups(1, {self.warpgroups}, {few}, {many})", f"SHARED_BYTES = {self.memory.nbytes}",
                 *([] if self.cluster.is_single else [f"cluster = Cluster(m={self.cluster.m}, n={self.cluster.n})"])]
 
@@ -525,7 +511,8 @@ class Printer:
 
     def pipeline(self, ring: Ring) -> str:
         readers, arrivals = self.readers(ring)
-        return (f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
+        return (f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, "
+                f"full_arrivals={1 + 128 * len(ring.rounds.looked_up)}, "
                 f"empty_arrivals={arrivals}{f', readers={readers}' if readers else ''}"
                 f"{', cluster=cluster)' if self.cluster.shares else ')'}")
 
@@ -549,15 +536,15 @@ class Printer:
                                 f"{product.b.name}_tile{how}{self.product_fields})")
         for name, offset in self.memory.columns.items():
             self.put(0, f"{KEPT}{name} = ColumnValues({self.columns_of(name)}, offset={offset})")
-        stacks = f", stacks={len(self.places.stacks)}" if self.places.stacks else ""
+        stacks = f", stacks={len(self.places.own_stacks)}" if self.places.own_stacks else ""
         for out in self.outs:
-            made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs})"
-            if out.kind in ("RowsOut", "OctetOut"):
-                made = f"{out.kind}({out.dtype.name!r}{', clipped=True' if out.kind == 'OctetOut' else ''})"
+            made = f"{out.kind}({out.dtype.name!r}, pairs={out.pairs})"
+            if out.kind in ("RowsOut", "OctetOut", "ScatteredOctets"):
+                made = f"{out.kind}({out.dtype.name!r}{', clipped=True' if out.kind != 'RowsOut' else ''})"
             elif out.kind == "ColumnsOut":
                 made = f"ColumnsOut({out.dtype.name!r}, columns={size[n.name]}, threads={128 * self.warpgroups})"
-            elif out.kind == "TmaOut":
-                made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
+            elif out.kind in BY_TMA:
+                made = (f"{out.kind}({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
                         f"o_offset={self.memory.outs[out.name]}{stacks})")
             self.put(0, f"out_{out.name} = {made}")
 
@@ -604,11 +591,15 @@ class Printer:
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
         self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
                  *(f"    {self.ring(ring)}.initialise()" for ring in self.distinct), "    mbarrier_fence_init()",
-                 met, *EARLY, "if group == 0:", "    WARPGROUPS.release_registers()", "    if thread_index() == 0:",
-                 f"        produce({', '.join(['sizes', *operands, *self.brought])})", "else:",
+                 met, *EARLY, "if group == 0:", "    WARPGROUPS.release_registers()",
+                 *self.by_producer(f"    produce({', '.join(['sizes', *operands, *self.brought])})"), "else:",
                  "    WARPGROUPS.claim_registers()",
                  f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
                  *([] if self.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))
+
+    def by_producer(self, *lines: str) -> list[str]:
+        """What is left to the thread that asks TMA."""
+        return ["    if thread_index() == 0:", *(f"    {line}" for line in lines)]
 
     def parts(self) -> None:
         """What the kernel calls."""
@@ -627,13 +618,22 @@ class Printer:
                  *self.begin())
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
-            self.put(2, f"{k} = 0 * tile", f"while {k} < {self.end_of(ring.rounds.index)}:")
-            self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.filled})",
-                     *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.name}, "
-                       f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}"
-                       for tile in ring.rounds.tiles),
+            self.put(2, f"{k} = 0 * tile", *self.found(ring, None), f"while {k} < {self.end_of(ring.rounds.index)}:")
+            self.put(3, *self.found(ring, k), f"{name}.acquire({slot})", *self.filled(ring),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
         self.go_on(2, False)
+
+    def found(self, ring: Ring, k: str | None) -> list[str]:
+        """What a producer looks up before a loop's rounds, or in the one that begins at ``k``."""
+        return []
+
+    def filled(self, ring: Ring) -> list[str]:
+        """Have a stage filled."""
+        name, slot, tiles = self.ring(ring), self.slot(ring), [x for x in ring.rounds.tiles if x.lookup is None]
+        nbytes = sum(2 * math.prod(self.memory.blocks[x.name] for x in tile.dims) for tile in tiles)
+        return [f"{name}.expect({slot}, {nbytes})",
+                *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.name}, "
+                  f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}" for tile in tiles)]
 
     # -- the consumers ------------------------------------------------------------------------------------------------
 
@@ -727,7 +727,8 @@ class Printer:
                 values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        lines.append(f"out_{out.name}.store({values}, {out.name}, {self.part}, group)")
+        to = f"{ROWS_OF}{out.name}" if out.kind == "PieceOut" else "" if out.store.lookup is None else out.store.lookup.name
+        lines.append(f"out_{out.name}.store({values}, {out.name}, {self.part}, group{', ' if to else ''}{to})")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
         return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]
 
@@ -746,7 +747,6 @@ class Printer:
                 "row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
                 f"last_{n}": f"sizes.{n} - 1", **{name: f"sizes.{name}" for name in made.scalars}}
         return [here.get(name, name) for name in made.parameters]
-
 
     # -- tiles --------------------------------------------------------------------------------------------------------
 
@@ -795,6 +795,6 @@ def printed(printer: Printer, title: str) -> Printed:
         printer.put(0, "", "", *made.text.split("\n"))
     maps, operands, names, arrays = printer.arguments()
     callees = printer.callees
-    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names),
-                   tuple(name for name in arrays if name not in callees.names), tuple(sizes), tile, tuple(scalars),
+    read = tuple(name.removeprefix(ROWS_OF) for name in arrays if name not in callees.names)
+    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), read, tuple(sizes), tile, tuple(scalars),
                    printer.threads, tuple(operands), callees)

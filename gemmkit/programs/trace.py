@@ -18,10 +18,9 @@ import numpy as np
 from gemmkit.components import without_arrays
 from gemmkit.kernels.masks import Mask
 from gemmkit.programs.called import EXTENT, MOST_OF_SCORE, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
-from gemmkit.programs.lengths import PIECE, RowsOfPiece, check_bound, piece_of
+from gemmkit.programs.lengths import PIECE, Axes, RowsOfPiece, check_bound, piece_of
 from gemmkit.programs.values import (
     Arithmetic,
-    Axes,
     Axis,
     Cell,
     Index,
@@ -407,6 +406,11 @@ class StoreStatement:
     only: Index | None
     line: str = field(default_factory=line_here)
 
+    @property
+    def lookup(self) -> Parameter | None:
+        """The array that says which rows of the result these are."""
+        return next((index.lookup for index in self.key if index.lookup is not None), None)
+
 
 @dataclass(eq=False)
 class Carried:
@@ -432,6 +436,7 @@ class Loop:
     stop: Value | None = None
     line: str = field(default_factory=line_here)
     twice: str = ""                    # the line of a product of a block with itself, which no kernel has
+    looked_up: str = ""                # that of rows which an array names
     axes: Axes = field(default_factory=Axes)           # of a whole program
 
     @property
@@ -458,6 +463,7 @@ class Tracer(Interpreter):
         self.only: Index | None = None
         self.over: dict[Value, Loop] = {}              # what rounds that are over have computed
         self.twice = ""                                # where rows and columns of a product are one block
+        self.looked_up = ""                            # where rows are those that an array names
         self.reads: set[str] = set()                   # the names of arrays that are read
 
     def emit(self, made: Any) -> Any:
@@ -492,6 +498,10 @@ class Tracer(Interpreter):
     def twin(self, index: Index) -> Index:
         self.twice = self.twice or line_here()
         return super().twin(index)
+
+    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
+        super().use(index, parameter, axis, key)
+        self.looked_up = self.looked_up or (line_here() if index.lookup is not None else "")
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Value:
         self.reads.add(parameter.name)
@@ -654,7 +664,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
                                   "inside the loop", loop.line)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
     _forget_axes(loop)
-    loop.twice, loop.axes = tracer.twice, tracer.axes
+    loop.twice, loop.looked_up, loop.axes = tracer.twice, tracer.looked_up, tracer.axes
     return loop
 
 

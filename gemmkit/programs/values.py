@@ -109,6 +109,7 @@ def _hint(error: Exception, arguments: dict[str, Any]) -> str:
     return f"; {' and '.join(wrong)}, and a program's arrays are needed" if wrong else ""
 
 
+COUNTED = np.dtype(np.int32), np.dtype(np.int64)              # of places
 _current: ContextVar[Any] = ContextVar("gemmkit_program", default=None)
 
 #: NumPy's functions of two numbers, which `np.float32(2) * x` calls, by the operation that they are.
@@ -432,7 +433,8 @@ class Index(Symbol):
 
     Of a stack's index ``h // 4`` is an index, too, whose ``base`` is h: four neighbours of the stack share a matrix. Places
     of a piece's index count from where the piece begins, ``origin``; ``piece``: which one it is. Of rows in pages ``line``
-    is the one of the table, and `page` an index, too, whose ``base`` it is."""
+    is the one of the table, and `page` an index, too, whose ``base`` it is. Of ``x[index[m], k]`` the index of x's rows has
+    m as its ``base``, and ``lookup``: the array that says where they are."""
 
     extent: ProgramAxis
     name: str = ""
@@ -446,7 +448,8 @@ class Index(Symbol):
     piece: Index | None = None
     line: Index | None = None
     origin: int = 0
-    groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix; 0: its page
+    lookup: Parameter | None = None
+    groups: dict[Any, Index] = field(default_factory=dict)         # made of it, by how many share a matrix; 0: its page
 
     def __floordiv__(self, group: Any) -> Index:       # type: ignore[override]
         if not self.stack or self.is_page:
@@ -495,6 +498,8 @@ class Index(Symbol):
         return self.extent.stack
 
     def __repr__(self) -> str:
+        if self.lookup is not None:
+            return f"{self.lookup.name}[{self.base!r}]"
         if self.base is not None:
             return f"{self.base!r}.page" if self.is_page else f"{self.base!r} // {self.extent.group}"
         return self.name or name_here(self) or f"a block of {self.extent}"
@@ -537,6 +542,22 @@ class Place(Term):
         self.dim = dim
 
 
+class LookedUp(Term):
+    """Elements of an array of whole numbers, which stand for rows where arrays are read and stored: ``x[index[m], k]``."""
+
+    def __init__(self, value: Any, array: Parameter, index: Index):
+        super().__init__(value)
+        self.array, self.index = array, index
+
+    def of(self, x: Parameter, axis: int) -> Index:
+        """The index along an axis of an array whose places these are: the same each time."""
+        known, key = self.index.groups, (self.array.name, x.name, axis)
+        if key not in known:
+            known[key] = Index(ProgramAxis(x.name, axis, x._shape[axis]), base=self.index, piece=self.index.piece,
+                               lookup=self.array)
+        return known[key]
+
+
 class Parameter(Arithmetic):
     """An array argument. ``data`` is the array where numbers are computed. Without indices a vector is a value."""
 
@@ -575,7 +596,10 @@ class Parameter(Arithmetic):
         return ProgramAxis(self.name, rank + axis, self.shape[axis])
 
     def __getitem__(self, key: Any) -> Any:
-        return Term(current().load(self, *self.place(key)))
+        key, dims = self.place(key)
+        value = current().load(self, key, dims)
+        is_element = len(self._shape) == len(dims) == 1 and not key[0].stack and np.dtype(self.dtype) in COUNTED
+        return LookedUp(value, self, key[0]) if is_element and key[0].lookup is None else Term(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key, dims = self.place(key)
@@ -591,9 +615,11 @@ class Parameter(Arithmetic):
 
     def place(self, key: Any) -> tuple[tuple, tuple]:
         """(indices, dimensions of what is there): a stack's index takes its axis away, an axis without index is whole."""
-        key = tuple(x.dim if isinstance(x, Place) else x for x in (key if isinstance(key, tuple) else (key,)))
+        key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
             raise refused(ValueError, f"{self.name} has shape {self.shape}, but {len(key)} indices are given")
+        key = tuple(x.dim if isinstance(x, Place) else x.of(self, axis) if isinstance(x, LookedUp) else x
+                    for axis, x in enumerate(key))
         for axis, index in enumerate(key):
             if not isinstance(index, Index):
                 raise refused(TypeError, f"{self.name}[...]: index {axis} is {index!r}; use variables of parallel(...) and "
@@ -601,7 +627,8 @@ class Parameter(Arithmetic):
             current().use(index, self, axis, key)
         whole = tuple(Axis(size, (self.name, axis)) for axis, size in enumerate(self.shape) if axis >= len(key))
         current().axes.whole.update((self.name, axis) for axis in range(len(key), len(self.shape)))
-        return key, (*(index for index in key if not index.stack), *whole)
+        dims = (index if index.lookup is None else index.base for index in key if not index.stack)
+        return key, (*dims, *whole)
 
 
 def unique(wanted: str, taken: Collection[str]) -> str:
@@ -663,137 +690,3 @@ class Cell(Term):
             raise refused(ValueError, f"a cell of ({shown(self.value.dims)}) is given a value of ({shown(value.dims)}); a "
                                       "cell must keep its dimensions")
         self.value = current().fitted(value, self.value.dims)
-
-
-# --------------------------------------------------------------------------------------------------
-# Which axes of arrays are the same: a program says it, and lengths that happen to be equal do not.
-#
-# An axis is a symbol, (array, axis). An index goes along the axis that it is made of, ``a.columns``; lengths of axes that
-# a program makes the same must agree.
-#
-# | a program | says |
-# |---|---|
-# | an index stands on an axis of another array: ``b[k, n]`` with ``k`` of ``a.columns`` | b's rows are a's columns |
-# | an index stands on both axes of the array that it is of: ``a[m, k] @ a[k, n]`` | a is square |
-# | whole axes meet in a sum, a product, a cell or a store: ``x[m] + y[m]`` | their axes are the same |
-#
-# So these are slips, whatever lengths are: an index that stands on another axis of its own array and never on its own,
-# ``a[m, k]`` with ``k`` of ``a.rows``; one that stands on two axes of another array; and two whole axes of one array that
-# meet element by element, and are not the same through other arrays.
-# From sizes a trace takes no more than is noted here: which axes must be of one length, how long those are that are
-# values' own, and whatever a program's code makes of a shape. With other sizes that agree in it, it is the same trace.
-
-AxisSymbol = tuple[str, int]
-
-
-def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
-    return f"{at[0]}[{shown(key)}]: {index} is a block of {index.extent}, used here for axis {at[1]} of {at[0]}"
-
-
-class Axes:
-    """What a program has said so far. ``related``: axes of which the first is so many times as long as the second, and so
-    much longer; ``whole``: those that are values' own dimensions; ``seen``: the arrays whose shapes the program's own code
-    has read."""
-
-    def __init__(self) -> None:
-        self.related: set[tuple[AxisSymbol, AxisSymbol, int, int]] = set()
-        self.whole: set[AxisSymbol] = set()
-        self.seen: set[str] = set()
-        self._parents: dict[AxisSymbol, AxisSymbol] = {}
-        self._uses: dict[Index, dict[AxisSymbol, tuple[tuple, str]]] = {}  # where indices stand: among which, and the line
-
-    def _first(self, x: AxisSymbol) -> AxisSymbol:
-        while x in self._parents:
-            x = self._parents[x]
-        return x
-
-    def are_same(self, x: AxisSymbol, y: AxisSymbol) -> bool:
-        return self._first(x) == self._first(y)
-
-    def join(self, x: AxisSymbol, y: AxisSymbol) -> None:
-        if not self.are_same(x, y):
-            self._parents[self._first(y)] = self._first(x)
-
-    # -- indices ------------------------------------------------------------------------------------------------------
-
-    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
-        """An index stands on an axis of an array. Raises ValueError for a length that differs, an index twice, and for one
-        that stands on two axes of an array that it is not of."""
-        extent, name, at = index.extent, parameter.name, (parameter.name, axis)
-        if index.of_loop.is_over:
-            raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
-        held = [other for other in key if isinstance(other, Index)]
-        in_page = index.is_paged and index.page in held
-        if index.is_page and index.base not in held:
-            raise refused(ValueError, f"{name}[{shown(key)}]: {index!r} is the page of rows {index.base!r}, which are not "
-                                      f"read; write {name}[{index!r}, ..., {index.base!r}]")
-        if (index.is_page and axis) or (in_page and any(not x.stack and x is not index for x in held)):
-            raise refused(ValueError, f"{name}[{shown(key)}]: pages are an array's first axis, and their rows are read with "
-                                      f"all columns; write {name}[{index.of_loop.page!r}, ..., {index.of_loop!r}]")
-        if sum(other.of_loop is index.of_loop and not other.is_page for other in held) > 1:
-            raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
-                                      "blocks; use two loops")
-        if (extent.of_page if in_page else extent.length) != parameter._shape[axis]:
-            raise refused(ValueError, f"{_stands(index, at, key)} ({parameter._shape[axis]} elements)")
-        if index.is_paged and not in_page and extent.table is not None:
-            self.related.add((at, (extent.table.name, 1), extent.of_page, 0))
-            return
-        self.related.add(((extent.parameter, extent.axis), at, extent.group, int(extent.counts_pieces)))
-        if extent.group > 1 or extent.counts_pieces:
-            return
-        uses = self._uses.setdefault(index, {})
-        if at not in uses:
-            uses[at] = key, line_here()
-        if name != extent.parameter:
-            if any(other == name and where != axis for other, where in uses):
-                raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used for two axes of {name}, but is a block of "
-                                          f"{extent}; if {name} is square, loop over {name}.rows or {name}.columns")
-            self.join((extent.parameter, extent.axis), at)
-
-    def cut(self, piece: Index, offsets: Parameter, less: int = 1) -> None:
-        """An index says which piece of an array it is, ``less`` of which there are than ``offsets``, or which line of a
-        table. Raises ValueError where there is another number of them."""
-        extent, count = piece.extent, offsets._shape[0] - less
-        if extent.length != count:
-            what = f"has the offsets of {count} pieces" if less else f"has {count} lines"
-            raise refused(ValueError, f"[{piece!r}]: {offsets.name} {what}, and {piece!r} goes along {extent.length}")
-        more = int(extent.counts_pieces) - less * extent.group
-        self.related.add(((extent.parameter, extent.axis), (offsets.name, 0), extent.group, more))
-
-    def check(self) -> None:
-        """Raises ValueError, with the line, for an index that stands on other axes of its array alone."""
-        for index, uses in self._uses.items():
-            own = index.extent.parameter, index.extent.axis
-            for at, (key, line) in uses.items():
-                if at[0] == own[0] and at != own and own not in uses:
-                    raise refused(ValueError, f"{_stands(index, at, key)}, which is another axis: equal lengths do not make "
-                                              "axes the same", line)
-
-    # -- whole axes ---------------------------------------------------------------------------------------------------
-
-    def meet(self, what: Callable[[], str], x: Axis, y: Axis, is_contracted: bool = False) -> None:
-        """Two whole axes of a length are the same. Raises ValueError where they are two of one array, which only a product
-        that sums over both makes the same."""
-        if x.of is None or y.of is None or x == y:
-            return
-        if x.of[0] == y.of[0] and not is_contracted and not self.are_same(x.of, y.of):
-            raise refused(ValueError, f"{what()}: {x} is combined with {y}: equal lengths do not make axes the same")
-        self.join(x.of, y.of)
-
-    def renamed(self, what: Callable[[], str], dims: tuple, other: tuple) -> tuple:
-        """``other`` with the whole axes of ``dims`` in place of those that meet them: one that is the same already, or else
-        the last of that length, which is along columns. A block that is columns of its own rows meets the rows."""
-        found: list[Any] = []
-        for d in other:
-            if isinstance(d, Axis) and d not in dims:
-                fits = [e for e in reversed(dims) if isinstance(e, Axis) and e.size == d.size and e not in other
-                        and e not in found]
-                known = [e for e in fits if d.of and e.of and self.are_same(d.of, e.of)]
-                if fits:
-                    e = (known or fits)[0]
-                    self.meet(what, e, d)
-                    d = e
-            elif isinstance(d, Index) and d.twin is not None and d not in dims and d.twin in dims and d.twin not in other:
-                d = d.twin
-            found.append(d)
-        return tuple(found)

@@ -5,7 +5,8 @@
     y = linear(x, weight, bias)
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
-    y = gemmkit.torch.grouped_mm(tokens, experts, ends)
+    y = gemmkit.torch.grouped_mm(tokens, matrices, ends)
+    y = gemmkit.torch.experts(tokens, chosen, weights, gate, up, down)
     y = gemmkit.torch.scaled_mm(a, b, scale_a, scale_b)
     out = gemmkit.torch.KVCache(layers=1, batch=8, heads=8, head_size=128, capacity=4096).attend(q, k, v)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
@@ -19,13 +20,13 @@ from gemmkit.torch.accelerate import Report, accelerate
 from gemmkit.torch.attention import attention
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.cache import KVCache
-from gemmkit.torch.grouped import grouped_mm
+from gemmkit.torch.grouped import experts, grouped_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 from gemmkit.torch.scaled import scaled_mm
 
-__all__ = ["KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "gated",
-           "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm", "scaled_dot_product_attention",
-           "scaled_mm", "softmax"]
+__all__ = ["KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "experts",
+           "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",
+           "scaled_dot_product_attention", "scaled_mm", "softmax"]

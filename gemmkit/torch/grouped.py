@@ -1,4 +1,5 @@
-"""``gemmkit::grouped_mm``: products of groups of rows as an operator of PyTorch's, with gradients of all orders."""
+"""``gemmkit::grouped_mm``: products of groups of rows as an operator of PyTorch's, with gradients of all orders; and
+``gemmkit::experts``: a mixture of gated experts, whose rows are taken where they lie."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from typing import Any
 
 import torch
 
+from gemmkit.functions import grouped as programs
 from gemmkit.functions.grouped import by_groups, of_groups
-from gemmkit.torch.product import Differentiable, autocast, batched_by, check_dtypes, check_together, define
+from gemmkit.torch.product import Differentiable, autocast, batched_by, check_dtypes, check_together, define, records
+from gemmkit.torch.rows import _operator, unit
 
 TAKEN = torch.float16, torch.bfloat16
 _FORMS = ("(rows, K) and (groups, K, N), or (M, rows) and (rows, N), are needed; of equal groups, (groups, M, K) and "
@@ -127,3 +130,175 @@ def _one_by_one(size: int, in_dims: tuple[int | None, ...], *args: torch.Tensor)
 _SCHEMA = "(Tensor a, Tensor b, Tensor offs) -> Tensor"
 _OPERATOR: Any = Differentiable(define("gemmkit::grouped_mm", _SCHEMA, _compute, _allocate), _backward, _keep, _one_by_one,
                                 _compute)
+
+
+# --------------------------------------------------------------------------------------------------
+# A mixture of experts.
+
+def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
+            down: torch.Tensor, activation: str = "silu") -> Any:
+    """Give each token to the gated experts that are chosen for it, and add up what they make of it:
+
+        y[t] = sum over j of  weights[t, j] (activation(x[t] gate[e]) * (x[t] up[e])) down[e],   e = chosen[t, j]
+
+    Args:
+        x: (tokens, width), float16 or bfloat16.
+        chosen: (tokens, choices) int32 or int64: numbers of experts, such as ``topk(router(x), 8).indices``. A number that
+            is none of them, such as -1 for an expert of another GPU, is a choice that adds nothing.
+        weights: (tokens, choices), of any floating-point dtype.
+        gate, up: (experts, width, hidden) of x's dtype, contiguous along either of the last two axes: ``w.mT`` of
+            ``torch.nn.Linear``'s order.
+        down: (experts, hidden, width).
+        activation: as `gemmkit.torch.glu` takes it.
+
+    ``torch.autocast`` casts x and the experts.
+
+    Returns: a new tensor (tokens, width). It has gradients by x, weights, gate, up and down, the same bits every time, and
+        so have these. Two kernels multiply: the first takes tokens where they lie, the second puts weighted results where
+        they are added up. PyTorch sorts what is chosen; nothing is synchronised.
+
+    Raises, before anything is launched
+        TypeError: no tensors, other dtypes, or two of them.
+        ValueError: other shapes and activations; rows that do not begin at multiples of 16 bytes; several devices.
+        ConfigError: a GPU other than of compute capability 9.0.
+        NotImplementedError, in a second derivative: there is none.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> x, chosen, weights = torch.ones(2, 8).half(), torch.tensor([[0, 1], [1, -1]]), torch.tensor([[0.5, 0.5], [1.0, 1.0]])
+    >>> gate, up, down = (torch.stack((torch.eye(8), 2 * torch.eye(8))).half() for _ in range(3))
+    >>> with gk.emulate():
+    ...     gk.torch.experts(x, chosen, weights, gate, up, down, "relu")[:, 0].tolist()
+    [4.5, 8.0]
+    """
+    for name, y in dict(x=x, chosen=chosen, weights=weights, gate=gate, up=up, down=down).items():
+        if not isinstance(y, torch.Tensor):
+            raise TypeError(f"{name} is a {type(y).__name__}; gemmkit.torch.experts takes tensors")
+    unit(activation)
+    x, gate, up, down = autocast(x, gate, up, down)
+    _check_experts(x, chosen, weights, gate, up, down)
+    y, _, _ = _EXPERTS(x, weights, gate, up, down, *_sorted(chosen, gate.shape[0]), activation=activation,
+                       kept=records(x, weights, gate, up, down))
+    return y
+
+
+def _sorted(chosen: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of all choices in the order of their experts: each one's token, -1 for what is no expert's; each one's place; where
+    each expert's begin. A radix sort takes a pass for each byte, so that numbers of 16 bits take two in place of eight."""
+    known, device = chosen.clamp(0, count - 1), chosen.device
+    token = torch.where(chosen == known, torch.arange(chosen.shape[0], device=device)[:, None], -1)
+    dtype = torch.int16 if count < torch.iinfo(torch.int16).max else torch.int32
+    numbers, order = known.flatten().to(dtype).sort(stable=True)
+    return token.flatten()[order], order, torch.searchsorted(numbers, torch.arange(count + 1, dtype=dtype, device=device))
+
+
+def _check_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
+                   down: torch.Tensor) -> None:
+    if x.dim() != 2 or x.dtype not in TAKEN:
+        raise (TypeError if x.dim() == 2 else ValueError)(
+            f"x has shape {tuple(x.shape)} and dtype {x.dtype}; (tokens, width) of float16 or bfloat16 is needed")
+    if chosen.dim() != 2 or chosen.shape[0] != x.shape[0] or chosen.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"chosen has shape {tuple(chosen.shape)} and dtype {chosen.dtype}; ({x.shape[0]}, choices) of "
+                         "int32 or int64 is needed, because x has so many tokens")
+    if weights.shape != chosen.shape or not weights.is_floating_point():
+        raise ValueError(f"weights has shape {tuple(weights.shape)} and dtype {weights.dtype}; {tuple(chosen.shape)} of "
+                         "floating point is needed, as chosen is")
+    if gate.dim() != 3 or not gate.shape[0] or gate.shape[1] != x.shape[1]:
+        raise ValueError(f"gate has shape {tuple(gate.shape)}; (experts, {x.shape[1]}, hidden) is needed, at least one, "
+                         f"because x has {x.shape[1]} columns")
+    for name, y, shape in (("up", up, tuple(gate.shape)), ("down", down, (gate.shape[0], gate.shape[2], x.shape[1]))):
+        if tuple(y.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(y.shape)}; {shape} is needed, because gate has shape "
+                             f"{tuple(gate.shape)}")
+    if not x.shape[1] or not gate.shape[2]:
+        raise ValueError(f"gate has shape {tuple(gate.shape)}; experts need columns, and hidden ones")
+    check_dtypes(x, gate=gate, up=up, down=down)
+    check_together(x, chosen=chosen, weights=weights, gate=gate, up=up, down=down)
+
+
+def _right(w: torch.Tensor, *others: torch.Tensor) -> tuple[Any, ...]:
+    """Right operands that a program takes, and whether they are transposes of what it takes: all of one order."""
+    if w.stride(1) == 1 and w.shape[1] > 1 and 0 not in w.stride():
+        return *(_lines(y.mT) for y in (w, *others)), True
+    return *map(_lines, (w, *others)), False
+
+
+def _sorted_weights(weights: torch.Tensor, order: torch.Tensor) -> Any:
+    return weights.flatten()[order].float()
+
+
+def _compute_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+                     token: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, *, activation: str,
+                     kept: bool) -> tuple[Any, Any, Any]:
+    y, g, u = _allocate_experts(x, weights, gate, up, down, token, order, bounds, activation=activation, kept=kept)
+    rows, f = token.shape[0], unit(activation).of_a_number
+    if not rows:
+        return y.zero_(), g, u
+    with torch.no_grad():
+        h, found = x.new_empty(rows, gate.shape[2]), x.new_empty(rows, x.shape[1])
+        w, v, turned = _right(gate, up)
+        programs.gated_groups(h, g if kept else None, u if kept else None, _lines(x), w, v, token, bounds, turned, f)
+        w, turned = _right(down)
+        programs.scattered_groups(found, h, w, order, bounds, _sorted_weights(weights, order), turned)
+        return torch.sum(found.view(*weights.shape, -1), 1, out=y), g, u
+
+
+def _allocate_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+                      token: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, *, activation: str,
+                      kept: bool) -> tuple[Any, Any, Any]:
+    products = (x.new_empty(token.shape[0] if kept else 0, gate.shape[2]) for _ in range(2))
+    return x.new_empty(x.shape), *products
+
+
+def _keep_experts(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
+                  output: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output[1:])
+    ctx.activation, ctx.kept = keyword_only_inputs["activation"], keyword_only_inputs["kept"]
+
+
+def _backward_experts(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor, *others: object) -> tuple[Any, ...]:
+    """Of a call that kept no products they are computed a second time."""
+    *inputs, g, u = ctx.saved_tensors
+    if not ctx.kept:
+        _, g, u = _EXPERTS(*inputs, activation=ctx.activation, kept=True)
+    found = _EXPERTS_BACKWARD(grad, *inputs, g, u, activation=ctx.activation)
+    return *(y if needed else None for y, needed in zip(found, ctx.needs_input_grad)), None, None, None
+
+
+def _compute_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor,
+                              up: torch.Tensor, down: torch.Tensor, token: torch.Tensor, order: torch.Tensor,
+                              bounds: torch.Tensor, g: torch.Tensor, u: torch.Tensor, *, activation: str) -> tuple[Any, ...]:
+    of_x, of_weights, of_gate, of_up, of_down = found = _allocate_experts_backward(
+        grad, x, weights, gate, up, down, token, order, bounds, g, u, activation=activation)
+    rows, how = token.shape[0], unit(activation)
+    if not rows:
+        return tuple(y.zero_() for y in found)
+    with torch.no_grad():
+        grad, x = _lines(grad), _lines(x)
+        e, h, dg, du = (x.new_empty(rows, gate.shape[2]) for _ in range(4))
+        of_rows = torch.empty(rows, dtype=torch.float32, device=x.device)
+        w, turned = _right(down.mT)
+        programs.named_groups(e, grad, w, token, bounds, turned)
+        programs.gate_backward(e, g, u, _sorted_weights(weights, order), dg, du, h, of_rows, how.of_a_number, how.slope)
+        programs.of_token_groups(of_gate, of_up, x, dg, du, token, bounds)
+        programs.with_token_groups(of_down, h, grad, token, bounds)
+        found_x = x.new_empty(rows, x.shape[1])
+        w, v, turned = _right(gate.mT, up.mT)
+        programs.scattered_sums(found_x, dg, du, w, v, order, bounds, turned)
+        torch.sum(found_x.view(*weights.shape, -1), 1, out=of_x)
+        of_weights.view(-1)[order] = of_rows.to(weights.dtype)
+        return found
+
+
+def _allocate_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor,
+                               up: torch.Tensor, down: torch.Tensor, token: torch.Tensor, order: torch.Tensor,
+                               bounds: torch.Tensor, g: torch.Tensor, u: torch.Tensor, *,
+                               activation: str) -> tuple[Any, ...]:
+    return tuple(y.new_empty(y.shape) for y in (x, weights, gate, up, down))
+
+
+_OF_EXPERTS = "Tensor x, Tensor weights, Tensor gate, Tensor up, Tensor down, Tensor token, Tensor order, Tensor bounds"
+_EXPERTS = _operator("experts", f"({_OF_EXPERTS}, *, str activation, bool kept) -> (Tensor, Tensor, Tensor)",
+                     _compute_experts, _allocate_experts, _backward_experts, _keep_experts, of_rows=False)
+_EXPERTS_BACKWARD = _operator("experts_backward", f"(Tensor grad, {_OF_EXPERTS}, Tensor g, Tensor u, *, str activation) -> "
+                              "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_experts_backward,
+                              _allocate_experts_backward, of_rows=False)

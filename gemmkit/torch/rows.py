@@ -268,10 +268,11 @@ def _keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, .
 
 
 def _operator(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any],
-              backward: Callable[..., Any] = _second, keep: Callable[..., Any] = _keep_nothing) -> Any:
-    """An operator of rows. A batch of the first tensor alone is more rows; of others there is a launch for each."""
+              backward: Callable[..., Any] = _second, keep: Callable[..., Any] = _keep_nothing, of_rows: bool = True) -> Any:
+    """An operator of rows. A batch of the first tensor alone is more rows, if it is ``of_rows`` alone; of others there is a
+    launch for each."""
     def rule(size: int, in_dims: tuple[Any, ...], *args: torch.Tensor, **options: object) -> tuple[Any, Any]:
-        if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and backward is not _second:
+        if of_rows and in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and backward is not _second:
             return made(args[0].movedim(in_dims[0], 0), *args[1:], **options), 0
         return batched_by(made, size, in_dims[:len(args)], args, (None,) * len(args), options)
 

@@ -686,6 +686,7 @@ EQUAL = [
     Equal("text", r"^if x not in seen: -> if True", "A value that is used is counted more often, and has a line of its own."),
     Equal("chains/algebra", r"self\.difference\(s, scale.* -> .*self\.difference\(scale, s", "Factors of a product change places."),
     Equal("chains/elements", r"self\.root\.dims\[1\] is not self\.chain", "Bounds of places are computed for each element, and not once a row: slower."),
+    Equal("places", r"^if c\.init\.op in \('after', 'const'\): -> ", "A number that a cell begins with is added where the tile ends."),
     Equal("chains/elements", r"^whole = is_whole_number\(x\) and ", "A whole constant is written 2 and not 2.0, and literals are weak."),
     Equal("chains/text", r"asked = self\.rare\.get", "A vote of its own, of the same factors."),
 ]

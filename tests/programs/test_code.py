@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.functions.grouped import by_groups, named_groups, of_token_groups
 from gemmkit.kernels.masks import Causal
 from gemmkit.kernels.rows import FEW, MANY
 from gemmkit.plans.ahead import recorded
@@ -111,6 +112,35 @@ def test_machine_code(name: str) -> None:
     rounds = loops(sass)
     assert len(rounds) == groups // 2 and all(len(one) <= most for one in rounds)
     assert all(sum("gsb0" in line and line.startswith("HGMMA") for line in one) == 1 for one in rounds)
+
+
+#: (program, its arrays, mapping, components, products, most instructions of a round, copies of a thread)
+GROUPS: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, int]] = {
+    "rows": (by_groups, [half(256, 512), half(256, 512), half(3, 512, 512), half(4, dtype=np.int32)], TILE, dict(turned=False), 8, 56, 0),
+    "named rows": (named_groups, [half(256, 512), half(90, 512), half(3, 512, 512), half(256, dtype=np.int32), half(4, dtype=np.int32)], TILE,
+                   dict(turned=False), 8, 64, 8),
+    "products of named rows": (of_token_groups, [half(3, 512, 512), half(3, 512, 512), half(90, 512), half(256, 512), half(256, 512),
+                                                 half(256, dtype=np.int64), half(4, dtype=np.int32)], gk.Mapping({"n": 128}), {}, 16, 230, 8),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.kin(2)
+def test_machine_code_of_groups(name: str) -> None:
+    """A block goes on from tile to tile around the rounds. A thread of the producer copies 16 bytes at a time, without a register."""
+    program, arrays, mapping, components, products, most, copies = GROUPS[name]
+    (plan,) = recorded(lambda: program(*arrays, mapping=mapping, **components), H100, zeros=False)
+    entry = plan.launchable.entry()
+    usage = entry.meta["usage"]
+    assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
+    sass = disassemble(entry.cubin)
+    lines = instructions(sass)
+    assert sum(line.startswith("HGMMA") for line in lines) == products and min(map(len, loops(sass))) <= most
+    copied = [line for line in lines if "LDGSTS" in line and not line.startswith("ARRIVES")]
+    assert len(copied) == copies and all(".128" in line for line in copied)
+    assert any(line.startswith("UTMASTG") for line in lines)
 
 
 @pytest.mark.compile

@@ -12,7 +12,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit.programs.values import Axes, Axis
+from gemmkit.programs.lengths import Axes
+from gemmkit.programs.values import Axis
 from tests.ptx_machine.launch import Ptx
 
 SQUARE, VECTOR = np.zeros((64, 64), np.float16), np.zeros(64, np.float32)

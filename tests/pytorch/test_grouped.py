@@ -9,6 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+import gemmkit as gk  # noqa: E402
 from gemmkit.torch import grouped_mm  # noqa: E402
 
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -151,3 +152,147 @@ def test_what_is_refused(change: dict[str, Any], error: type, words: str, in_the
     given = {"a": torch.zeros(9, 8).half(), "b": torch.zeros(2, 8, 8).half(), "ends": torch.tensor([3, 9]), **change}
     with pytest.raises(error, match=words):
         grouped_mm(given["a"], given["b"], given["ends"])
+
+
+# -- a mixture of experts ----------------------------------------------------------------------------------------------------
+
+TOKENS, EXPERTS, WIDTH, HIDDEN, CHOICES = 60, 4, 24, 40, 3
+UNITS = {"silu": torch.nn.functional.silu, "relu": torch.relu}
+
+
+def exact_experts(x: Any, chosen: Any, weights: Any, gate: Any, up: Any, down: Any, activation: str = "silu") -> Any:
+    """In float64, each expert with all tokens: what no expert is chosen for adds nothing."""
+    x, weights, gate, up, down = (y.double() for y in (x, weights, gate, up, down))
+    y = torch.zeros_like(x)
+    for e in range(gate.shape[0]):
+        weight = torch.where(chosen == e, weights, 0.0).sum(1)
+        y = y + weight[:, None] * ((UNITS[activation](x @ gate[e]) * (x @ up[e])) @ down[e])
+    return y
+
+
+def layer(device: str, dtype: Any, turned: bool, tokens: int = TOKENS, experts: int = EXPERTS, width: int = WIDTH, hidden: int = HIDDEN) -> list[Any]:
+    """x, weights and the experts, of either order."""
+    def matrices(rows: int, columns: int) -> Any:
+        shape = (experts, columns, rows) if turned else (experts, rows, columns)
+        w = (drawn(*shape, device=device, dtype=torch.float32) / rows ** 0.5).to(dtype)
+        return w.mT if turned else w
+
+    up = matrices(width, hidden)
+    return [drawn(tokens, width, device=device, dtype=dtype), drawn(tokens, CHOICES, device=device, dtype=torch.float32),
+            matrices(width, hidden), up.flip(0).mT.contiguous().mT if turned else up.flip(0), matrices(hidden, width)]
+
+
+def choose(rng: np.random.Generator, tokens: int, experts: int, of: Any = np.int64) -> Any:
+    """Different experts for each token; some numbers are those of none, and some experts have no token."""
+    found = np.argsort(rng.random((tokens, experts)), axis=1)[:, :CHOICES].astype(of)
+    found[::7, 0], found[3::11, 1], found[5::9, 2] = -1, experts, np.iinfo(of).max
+    found[found == 2] = np.iinfo(of).min
+    return torch.from_numpy(found)
+
+
+def check_experts(rng: np.random.Generator, device: str, dtype: Any, turned: bool, activation: str, **sizes: int) -> None:
+    x, weights, *w = layer(device, dtype, turned, **sizes)
+    chosen = choose(rng, x.shape[0], w[0].shape[0], np.int32 if turned else np.int64).to(device)
+    alone = gk.torch.experts(x, chosen, weights, *w, activation)
+    given = [y.requires_grad_() for y in (x, weights, *w)]
+    wide = [y.detach().double().requires_grad_() for y in given]
+    found, wanted = gk.torch.experts(x, chosen, weights, *w, activation), exact_experts(wide[0], chosen, *wide[1:], activation)
+    most = 6e-3 if dtype is HALF else 3e-2
+    close(found, wanted, most)
+    assert torch.equal(alone, found) and found.dtype == dtype
+    grad = drawn(*wanted.shape, device=device, dtype=dtype)
+    gradients = torch.autograd.grad(found, given, grad, retain_graph=True)
+    for one, other, y in zip(gradients, torch.autograd.grad(wanted, wide, grad.double()), given):
+        close(one, other, most)
+        assert one.dtype == y.dtype
+    if device == "cuda":                               # the same bits every time
+        assert all(map(torch.equal, gradients, torch.autograd.grad(found, given, grad)))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("turned,dtype,activation", [(False, HALF, "silu"), pytest.param(True, BF16, "silu", marks=pytest.mark.thorough),
+                                                     (True, HALF, "relu")], ids=str)
+def test_experts(turned: bool, dtype: Any, activation: str, in_the_emulator: None, rng: np.random.Generator) -> None:
+    check_experts(rng, "cpu", dtype, turned, activation)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [HALF, BF16])
+def test_experts_on_a_gpu(dtype: Any, turned: bool, rng: np.random.Generator) -> None:
+    check_experts(rng, "cuda", dtype, turned, "silu")
+    check_experts(rng, "cuda", dtype, turned, "silu", tokens=1500, experts=9, width=264, hidden=392)
+
+
+@pytest.mark.gpu
+def test_experts_in_a_graph(rng: np.random.Generator) -> None:
+    """Nothing is synchronised: other tokens choose other experts when it runs again."""
+    x, weights, *w = layer("cuda", HALF, True)
+    chosen, graph = choose(rng, TOKENS, EXPERTS).cuda(), torch.cuda.CUDAGraph()
+    gk.torch.experts(x, chosen, weights, *w)
+    with torch.cuda.graph(graph):
+        found = gk.torch.experts(x, chosen, weights, *w)
+    for _ in range(2):
+        chosen.copy_(choose(rng, TOKENS, EXPERTS))
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        close(found, exact_experts(x, chosen, weights, *w), 6e-3)
+
+
+def test_experts_of_nothing(in_the_emulator: None, rng: np.random.Generator) -> None:
+    """No tokens; no choices; nothing that is chosen; other views; a batch; tensors without data; one by one in autocast."""
+    x, weights, *w = layer("cpu", HALF, False)
+    chosen = choose(rng, TOKENS, EXPERTS)
+    assert gk.torch.experts(x[:0], chosen[:0], weights[:0], *w).shape == (0, WIDTH)
+    given = [y.clone().requires_grad_() for y in (x, weights[:, :0], *w)]
+    none = gk.torch.experts(given[0], chosen[:, :0], *given[1:])
+    assert not none.any() and not any(y.any() for y in torch.autograd.grad(none.sum(), given))
+    assert not gk.torch.experts(x, torch.full_like(chosen, -1), weights, *w).any()
+    wanted = exact_experts(x, chosen, weights, *w)
+    close(gk.torch.experts(x.mT.contiguous().mT, chosen.clamp(-1, 9).int().mT.contiguous().mT, weights.double(), *w), wanted, 6e-3)
+    close(torch.func.vmap(lambda one: gk.torch.experts(one, chosen, weights, *w))(x[None])[0], wanted, 6e-3)
+    assert gk.torch.experts(*(y.to("meta") for y in (x, chosen, weights, *w))).shape == (TOKENS, WIDTH)
+    with torch.autocast("cpu", BF16):
+        assert gk.torch.experts(x.float(), chosen, weights, *(y.float() for y in w)).dtype == BF16
+
+
+@pytest.mark.thorough
+def test_experts_in_a_compiled_graph(in_the_emulator: None, rng: np.random.Generator) -> None:
+    """One graph, with the gradients; it keeps no tensor of the compiler's for calls behind it."""
+    x, weights, *w = layer("cpu", HALF, False, tokens=9)
+    given, chosen = [y.requires_grad_() for y in (x, weights, *w)], choose(rng, 9, EXPERTS)
+    compiled = torch.compile(lambda x, *more: gk.torch.experts(x, chosen, *more), backend="aot_eager", fullgraph=True)
+    found, wanted = compiled(*given), gk.torch.experts(x, chosen, *given[1:])
+    assert torch.equal(found, wanted)
+    for one, other in zip(*(torch.autograd.grad(y.float().square().sum(), given) for y in (found, wanted))):
+        assert torch.equal(one, other)
+
+
+def test_experts_have_no_second_derivative(in_the_emulator: None, rng: np.random.Generator) -> None:
+    x, weights, *w = layer("cpu", HALF, False)
+    x.requires_grad_()
+    (of_x,) = torch.autograd.grad(gk.torch.experts(x, choose(rng, TOKENS, EXPERTS), weights, *w).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        of_x.sum().backward()
+
+
+@pytest.mark.parametrize("change,error,words", [
+    (dict(x=np.zeros((6, 8), np.float16)), TypeError, "x is a ndarray; gemmkit.torch.experts takes tensors"),
+    (dict(x=torch.zeros(2, 6, 8).half()), ValueError, r"x has shape \(2, 6, 8\) and dtype torch.float16; \(tokens, width\) of float16 or bfloat16"),
+    (dict(x=torch.zeros(6, 8)), TypeError, "x has shape .* and dtype torch.float32"),
+    (dict(chosen=torch.zeros(6, 2)), ValueError, r"chosen has shape \(6, 2\) and dtype torch.float32; \(6, choices\) of int32 or int64"),
+    (dict(chosen=torch.zeros(5, 2).long()), ValueError, r"chosen has shape \(5, 2\)"),
+    (dict(weights=torch.zeros(6, 3)), ValueError, r"weights has shape \(6, 3\) .* \(6, 2\) of floating point is needed"),
+    (dict(weights=torch.zeros(6, 2).long()), ValueError, "weights has shape .* and dtype torch.int64"),
+    (dict(gate=torch.zeros(0, 8, 16).half()), ValueError, r"gate has shape \(0, 8, 16\); \(experts, 8, hidden\) is needed, at least one"),
+    (dict(up=torch.zeros(3, 16, 8).half()), ValueError, r"up has shape \(3, 16, 8\); \(3, 8, 16\) is needed, because gate has shape"),
+    (dict(down=torch.zeros(3, 8, 16).half()), ValueError, r"down has shape \(3, 8, 16\); \(3, 16, 8\) is needed"),
+    (dict(up=torch.zeros(3, 8, 16).bfloat16()), TypeError, "up has dtype torch.bfloat16"),
+    (dict(activation="swish"), ValueError, "swish"),
+    (dict(gate=torch.zeros(3, 8, 12).half(), up=torch.zeros(3, 8, 12).half(), down=torch.zeros(3, 12, 8).half()), ValueError, "TMA cannot load it"),
+])
+def test_experts_that_are_refused(change: dict[str, Any], error: type, words: str, in_the_emulator: None) -> None:
+    given = dict(x=torch.zeros(6, 8).half(), chosen=torch.zeros(6, 2).long(), weights=torch.zeros(6, 2), gate=torch.zeros(3, 8, 16).half(),
+                 up=torch.zeros(3, 8, 16).half(), down=torch.zeros(3, 16, 8).half(), activation="silu") | change
+    with pytest.raises(error, match=words):
+        gk.torch.experts(*given.values())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.kernels.collectives.pipeline import CLUSTER, CLUSTER_WARPS, THREAD, WARPS, OrderBarrier, Pipeline, Warpgroups
-from gemmkit.programs import collectives, multistage, sums
+from gemmkit.programs import collectives, multistage, pieces, sums
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains import chain as chains
 from gemmkit.programs.chains import order as orders
@@ -551,17 +551,19 @@ def check_maps(text: Text) -> None:
     if plan.is_multistage:
         expect(not plan.printed.maps and set(plan.printed.operands) == {block.array for block in blocks}, "operands that threads copy")
     else:
-        expect(sorted(plan.printed.maps) == sorted((b.name, b.array) for b in blocks), f"maps are {plan.printed.maps}, and blocks {names}")
+        brought = [b for b in blocks if not isinstance(text.tiles[f"{b.name}_tile"], pieces.NamedTile)]
+        expect(sorted(plan.printed.maps) == sorted((b.name, b.array) for b in brought), f"maps are {plan.printed.maps}, and blocks {names}")
         loads = Counter[tuple[str, str]]()
         for call in ast.walk(text.functions["produce"]):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LOADS:
                 loads[ast.unparse(call.func.value).removesuffix("_tile"), ast.unparse(call.args[0])] += 1
-        expect(set(loads) == {(name, f"map_{name}") for name in names}, f"blocks are loaded by maps {sorted(loads)}")
+        expect(set(loads) == {(b.name, f"map_{b.name}") for b in brought}, f"blocks are loaded by maps {sorted(loads)}")
     wanted = ["sizes"]
     for array, slot in plan.taken:
         block = next((b.name for b, (name, of) in itertools.product(blocks, plan.printed.maps) if slot is not None and b.name == name
                       and of == array and f"map_{name}" not in wanted), None) if slot is not None and array not in plan.printed.outs else None
-        wanted.append(array if block is None else f"map_{block}")
+        is_second = block is None and array in wanted and array in plan.printed.outs           # of a result that TMA stores, and threads
+        wanted.append(f"{collectives.ROWS_OF}{array}" if is_second else array if block is None else f"map_{block}")
         if slot is None:
             continue
         spec = slot.spec
@@ -638,7 +640,8 @@ def check_barriers(text: Text) -> None:
         for rank in range(cluster.size if shared else 1):
             count = sum(bool(cluster.reads_of(peer, rank)) for peer in range(cluster.size)) if shared else 1
             expect(ring.empty_arrivals == each * count, f"{name} waits for {ring.empty_arrivals} readers, of {each * count}")
-        expect(ring.full_arrivals == 1 and not ring.has_raw, f"{name} waits for {ring.full_arrivals} producers")
+        fillers = 1 + pieces.PRODUCERS * sum(isinstance(tile, pieces.NamedTile) for tile in tiles)
+        expect(ring.full_arrivals == fillers and not ring.has_raw, f"{name} waits for {ring.full_arrivals} arrivals, of {fillers}")
         expect(not shared or ring.cluster == cluster, f"{name} is of another cluster")
     for name, turns in text.of_kind(OrderBarrier).items():
         expect(turns.consumers == groups.consumers and turns.barrier == 1 + groups.consumers and turns.taken, f"{name}: {turns}")

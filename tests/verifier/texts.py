@@ -148,9 +148,10 @@ def tiles_of_rings(text: Text) -> dict[str, list[str]]:
     """By the rings' names, the tiles that are loaded into them: read in the text."""
     out: dict[str, list[str]] = {ring: [] for ring in text.rings}
     for node in text.nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOADS:
-            tile, ring = ast.unparse(node.func.value), ast.unparse(node.args[LOADS[node.func.attr]])
-            if tile in text.tiles:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in (*LOADS, "copy"):
+            tile = ast.unparse(node.func.value)
+            ring = ast.unparse(node.args[LOADS.get(node.func.attr, 3)])
+            if tile in text.tiles and (node.func.attr != "copy" or isinstance(text.tiles[tile], pieces.NamedTile)):
                 expect(ring in out, f"{tile} is loaded into {ring}, which is no ring")
                 expect(all(tile not in others for name, others in out.items() if name != ring), f"{tile} is loaded into two rings")
                 out[ring] += [] if tile in out[ring] else [tile]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
-from gemmkit.programs import collectives, multistage, sums
+from gemmkit.programs import collectives, multistage, pieces, sums
 from gemmkit.programs.values import Axis
-from tests.verifier.texts import INDEXING, Text, Unsound, bytes_of, expect, in_turn
+from tests.verifier.texts import INDEXING, Staged, Text, Unsound, bytes_of, expect, in_turn
 
 PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
 OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut
@@ -56,6 +56,13 @@ class Flying(NamedTuple):
     """Registers of a group of products that are on their way, or of one that is over and that no wait has named."""
 
     group: int
+
+
+class Found(NamedTuple):
+    """The rows that a thread has looked up for a tile, from a place on."""
+
+    tile: str
+    first: Any
 
 
 class Name(NamedTuple):
@@ -489,19 +496,29 @@ class Walk:
         held = state.rings[name]
         if held.filled == 0:
             return
-        nbytes = sum(bytes_of(self.text.tiles[tile]) for tile in held.loaded)
+        by_tma = [tile for tile in map(self.text.tiles.get, held.loaded) if not isinstance(tile, pieces.NamedTile)]
+        nbytes = sum(map(bytes_of, by_tma))
         expect(held.expected == nbytes, f"{name} expects {held.expected} bytes, and {' and '.join(held.loaded)} bring {nbytes}")
 
-    def loaded(self, tile: Any, name: str, what: str, args: list[Any], state: State) -> None:
+    def loaded(self, tile: Any, name: str, what: str, args: list[Any], state: State) -> Any:
+        if what == "find":             # which rows a thread copies
+            expect(args[0] == Name(self.block_of(name).array), f"{name} looks up rows of {args[0]}")
+            return Found(name, args[2])
         if what == "load_pages":       # the stacks' last coordinate is the line of the table, in place of a page
             source, (column, *own), table, line, first, _, ring, at = args
             place, rank = (column, first, *own, line), []
             expect(isinstance(table, Name), f"{name} takes pages of {table}")
         else:
             (source, place, ring, at), rank = args[:4], args[4:]
+        if what == "copy":
+            source, found, column, ring, at = args
+            expect(isinstance(found, Found) and found.tile == name, f"{name} takes rows that were looked up as {found}")
+            expect(self.text.rings[ring.name].full_arrivals > 128, f"{name} is copied into {ring.name}, which waits for TMA alone")
+            place, rank = (column, found.first), []
         held = state.rings[ring.name]
         expect(self.thread == 0, f"{name} is loaded by thread {self.thread}")
-        expect(source == Name(f"map_{name.removesuffix('_tile')}"), f"{name} is loaded by {source}")
+        wanted = self.block_of(name).array if what == "copy" else f"map_{name.removesuffix('_tile')}"
+        expect(source == Name(wanted), f"{name} is loaded by {source}")
         expect(at.stands(held.filled - 1, 1, ring.name) and held.expected is not None, f"{name} is loaded into {at} before its bytes are expected")
         expect(name not in held.loaded, f"{name} is loaded twice")
         expect((what == "load_part") == bool(tile.peers) == bool(rank) and (what == "load_pages") == bool(tile.page), f"{name} is loaded by {what}")
@@ -577,6 +594,9 @@ class Walk:
         expect(named >= set(range(base, state.begun)), "a wait leaves out sums of a group that runs")
         return tuple(DONE if isinstance(x, Flying) and x.group < over else x for x in values)
 
+    def block_of(self, tile: str) -> Staged:
+        return next(b for b in self.text.blocks if f"{b.name}_tile" == tile)
+
     # -- copies by threads ------------------------------------------------------------------------------------------------------
 
     def of_copies(self, ring: Any, what: str, args: list[Any], state: State) -> Any:
@@ -596,7 +616,7 @@ class Walk:
             place, ends = (line, *own, first, column), (end, columns)
         else:
             array, place, ends, at = args
-        block = next(b for b in self.text.blocks if f"{b.name}_tile" == name)
+        block = self.block_of(name)
         expect(array == Name(block.array), f"{name} is copied from {array}")
         ring = self.text.rings_of_tiles[name]
         stages = self.text.rings[ring].stages if ring else 1

@@ -49,7 +49,8 @@ from gemmkit.programs.chains.order import (
 )
 from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import COLUMN
-from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, count_of, listed, of_blocks, parts_of_stacks
+from gemmkit.programs.launches import Printed
+from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, count_of, listed, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
 
