@@ -322,7 +322,20 @@ def register_attention() -> None:
     Raises ImportError for a transformers that has no interface of attention functions (before 4.53).
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attention_of_transformers)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, mask_of_transformers)
+
+
+def mask_of_transformers(*args: Any, **said: Any) -> torch.Tensor | None:
+    """The mask of "sdpa", and none for one query that sees all keys. transformers leaves that out, too, but not in a graph
+    that is captured or compiled (5.17), where a mask would keep gemmkit from reading a `KVCache`."""
+    from transformers.masking_utils import sdpa_mask
+
+    queries = said["q_length"] if "q_length" in said else len(said.get("cache_position", ()))
+    local = said.get("local_size")
+    if (not args and queries == 1 and said.get("allow_is_causal_skip", True) and said.get("attention_mask") is None
+            and (local is None or said["kv_length"] < local)):
+        return None
+    found: torch.Tensor | None = sdpa_mask(*args, **said)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -529,6 +530,22 @@ def test_families(family: str, more: dict[str, Any], parts: set[str], device: st
         report = accelerate(model, {"input_ids": words})
         assert {x.by.removeprefix("gk.torch.") for x in report.replaced} == parts
         near([model(words, attention_mask=mask).logits[mask.bool()]], [wanted], 0.03)
+
+
+def test_masks_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query that sees all keys has none, in a graph either; padding, a window, and a cache that is not full have one."""
+    masks = pytest.importorskip("transformers").masking_utils
+    said = dict(batch_size=1, kv_length=5, kv_offset=0, mask_function=masks.causal_mask_function, device="cpu")
+    said |= dict(q_length=1, q_offset=4) if "q_length" in inspect.signature(masks.sdpa_mask).parameters else dict(
+        cache_position=torch.tensor([4]))
+    padding = torch.tensor([[False, True, True, True, True]])
+    for tracing in (False, True):
+        if tracing:
+            monkeypatch.setattr(masks, "is_tracing", lambda *_: True, raising=False)
+        assert modules.mask_of_transformers(**said) is None
+        assert modules.mask_of_transformers(**said, local_size=6) is None
+        for more in (dict(attention_mask=padding), dict(allow_is_causal_skip=False), dict(local_size=3)):
+            assert torch.equal(modules.mask_of_transformers(**said, **more), masks.sdpa_mask(**said, **more))
 
 
 class _Loss(nn.Module):
