@@ -29,7 +29,7 @@ from gemmkit.torch.modules import NARROW, Replaced, is_here, is_linear, made
 from gemmkit.torch.rows import UNITS
 
 #: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced.
-PARTS = "attention", "mlp", "linear", "norm"
+PARTS = "attention", "experts", "mlp", "linear", "norm"
 
 _ROWS = 16                             # of an input that is drawn
 
@@ -116,6 +116,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
+    | "experts" | gated experts whose matrices are two parameters, as transformers 5 has them | `gemmkit.torch.experts` |
     | "attention" | the attention "sdpa" of a model of transformers | `gemmkit.torch.attention` |
 
     Args:
@@ -222,12 +223,13 @@ class _Work:
             module.__class__ = now
             module.begin(*said)
             try:
-                why = _compared(module, before, now, self._drawn(module, part))
+                x = self._drawn(module, part)
+                why = _compared(module, before, now, x, _choices(module, len(x)) if part == "experts" else ())
             except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
             if not why:
                 self.report._undone.append((module, before, now))
-                is_wide = part in ("linear", "mlp") and next(module.parameters()).dtype not in NARROW
+                is_wide = part in ("experts", "mlp", "linear") and next(module.parameters()).dtype not in NARROW
                 return Outcome(name, kind, mixin.what, "under autocast" if is_wide else "")
             module.end()
             module.__class__ = before
@@ -311,7 +313,8 @@ def _candidate(module: torch.nn.Module) -> str | None:
         return "norm"
     if any(all(isinstance(module._modules.get(x), torch.nn.Linear) for x in names if x) for names in modules.MLPS):
         return "mlp"
-    return None
+    of_experts = [module._parameters.get(name) for name in modules.EXPERTS]
+    return "experts" if all(p is not None and p.dim() == 3 for p in of_experts) else None
 
 
 def _names_a_norm(module: torch.nn.Module) -> bool:
@@ -328,6 +331,9 @@ def _columns(module: torch.nn.Module) -> int:
         return int(module.in_features)
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
         return int(module.normalized_shape[0])
+    of_experts = module._parameters.get(modules.EXPERTS[0])
+    if of_experts is not None:
+        return int(of_experts.shape[-1])
     weight = module._parameters.get("weight")
     first = next((m for m in module._modules.values() if isinstance(m, torch.nn.Linear)), None)
     return int(weight.shape[0]) if weight is not None else first.in_features if first is not None else 0
@@ -436,7 +442,35 @@ def _mlp(module: torch.nn.Module) -> _Ways:
     raise _Left(f"its result is not down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
 
 
-_FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"linear": _linear, "norm": _norm, "mlp": _mlp}
+def _experts(module: torch.nn.Module) -> _Ways:
+    both, down = modules.EXPERTS
+    chosen, weights = _choices(module, 4)
+    count = _count(module)
+    for activation, unit in UNITS.items():
+        def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], unit: Any = unit) -> Any:
+            gate, up = p[both].mT.chunk(2, -1)
+            every = (unit.of_tensors(x @ gate) * (x @ up)) @ p[down].mT                    # (experts, rows, columns)
+            own = every.permute(1, 0, 2).gather(1, chosen[:, :, None].cpu().expand(-1, -1, x.shape[1]))
+            return (own * weights[:, :, None].cpu()).sum(1)
+
+        if _has_formula(module, {both: (count, 24, 8), down: (count, 8, 12)}, formula, (chosen.cpu(), weights.cpu())):
+            return [(modules.FastExperts, (activation,))]
+    raise _Left(f"its result is not the sum of weight * down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
+
+
+def _choices(module: torch.nn.Module, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two experts of each row, and their weights, which are drawn."""
+    device, drawn = next(module.parameters()).device, torch.Generator().manual_seed(3)
+    chosen = torch.rand(rows, _count(module), generator=drawn).argsort(1)[:, :2]
+    return chosen.to(device), torch.rand(chosen.shape, generator=drawn).to(device)
+
+
+def _count(module: torch.nn.Module) -> int:
+    return len(module.get_parameter(modules.EXPERTS[0]))
+
+
+_FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"experts": _experts, "mlp": _mlp, "linear": _linear,
+                                                           "norm": _norm}
 
 
 @contextmanager
@@ -468,9 +502,9 @@ def _unobserved(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
-                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any]) -> bool:
+                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any], more: tuple[Any, ...] = ()) -> bool:
     """Whether a module computes a formula of its first argument and its parameters: on drawn numbers, tiny ones and large
-    ones, in training and else."""
+    ones, in training and else. ``more`` are its other arguments."""
     drawn = torch.Generator().manual_seed(0)
     for size in (1e-3, 1.0, 30.0):
         given = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
@@ -478,7 +512,7 @@ def _has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
         for training in (False, True):
             try:
                 with torch.no_grad(), _mode(module, training), _unobserved(module), torch.autocast("cpu", enabled=False):
-                    found = torch.func.functional_call(module, given, (x,))
+                    found = torch.func.functional_call(module, given, (x, *more))
             except Exception:
                 return False
             wanted = formula(x.double(), {name: p.double() for name, p in given.items()})
@@ -508,34 +542,34 @@ def _recorded(module: torch.nn.Module, is_training: bool) -> dict[str, Any]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad and is_training}
 
 
-def _evaluated(module: torch.nn.Module, x: torch.Tensor, is_training: bool) -> list[Any]:
+def _evaluated(module: torch.nn.Module, x: torch.Tensor, more: tuple[Any, ...], is_training: bool) -> list[Any]:
     """A module's result; of one that is trained the gradients of x and of the parameters that require one, too."""
     forward, wanted = module.forward, list(_recorded(module, is_training).values())
     if not wanted:
         with torch.no_grad():
-            return [forward(x)]
+            return [forward(x, *more)]
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        y = forward(x)
+        y = forward(x, *more)
         drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.device, y.dtype)
         return [y.detach(), *torch.autograd.grad(y, [x, *wanted], drawn)]
 
 
-def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor) -> str:
+def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor, more: tuple[Any, ...] = ()) -> str:
     """Why a module may not have the class that it has now: a result or a gradient of x is further from the exact one than
     its own class computes them. "" where none is."""
     narrow, is_training = x.dtype in NARROW, module.training
     around = nullcontext if narrow else lambda: torch.autocast(x.device.type, dtype=torch.bfloat16)
     with _mode(module, False), _unobserved(module), torch.random.fork_rng(devices=[]):
         with around():
-            found = _evaluated(module, x, is_training)
+            found = _evaluated(module, x, more, is_training)
         module.__class__ = before
         try:
             with around():
-                theirs = _evaluated(module, x, is_training)
+                theirs = _evaluated(module, x, more, is_training)
             wide = copy.deepcopy(module).float()
             with _exactly(), torch.autocast(x.device.type, enabled=False):
-                exact = _evaluated(wide, x.float(), is_training)
+                exact = _evaluated(wide, x.float(), more, is_training)
         finally:
             module.__class__ = now
     names = ["its result", "the gradient of x", *(f"the gradient of {name}" for name in _recorded(module, is_training))]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from gemmkit.emulator.mode import current_mode
 from gemmkit.torch.attention import causal_or_plain
+from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import Linear
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
@@ -225,6 +226,31 @@ class FastGatedMLP(Replaced):
         w, v = (gate.weight, up.weight) if of_up else gate.weight.chunk(2)
         return own[down](glu(args[0], w.mT, v.mT, activation))
 
+
+class FastExperts(Replaced):
+    """Gated experts, whose matrices are parameters as transformers 5 has them: `EXPERTS`."""
+
+    what = "gk.torch.experts"
+
+    def begin(self, *said: str) -> None:
+        (self._gemmkit_activation,) = said
+
+    def end(self) -> None:
+        del self._gemmkit_activation
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        own: Any = self._parameters                                          # type: ignore[attr-defined]
+        both, down = (own.get(name) for name in EXPERTS)
+        if len(args) != 3 or keywords or both is None or down is None or not (
+                takes(args[0], both, down) and args[0].dim() == args[1].dim() == 2):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        gate, up = both.chunk(2, 1)
+        return experts(*args, gate.mT, up.mT, down.mT, self._gemmkit_activation)
+
+
+#: Names of the parameters of gated experts: (experts, 2 hidden, width), whose first halves are the gates', and (experts,
+#: width, hidden). Their module takes rows, the numbers of each row's experts, and the weights of these.
+EXPERTS = "gate_up_proj", "down_proj"
 
 #: Names of the modules of gated MLPs: gate, up, down; where up is empty, gate holds the rows of both.
 MLPS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "", "down_proj"))

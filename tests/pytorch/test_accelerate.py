@@ -407,6 +407,56 @@ def test_norms_with_an_offset(device: str) -> None:
     near(gradients(model, x), wanted, 0.02)
 
 
+# -- experts --------------------------------------------------------------------------------------------------------------
+
+class Experts(nn.Module):
+    """As transformers 5 has them, computed expert by expert."""
+
+    def __init__(self, count: int, width: int, hidden: int, interleaved: bool = False):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(count, 2 * hidden, width) / width ** 0.5)
+        self.down_proj = nn.Parameter(torch.randn(count, width, hidden) / hidden ** 0.5)
+        self.interleaved = interleaved
+
+    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        y = torch.zeros_like(hidden_states)
+        for e in range(len(self.gate_up_proj)):
+            row, choice = torch.where(top_k_index == e)
+            both = F.linear(hidden_states[row], self.gate_up_proj[e])
+            gate, up = (both[:, ::2], both[:, 1::2]) if self.interleaved else both.chunk(2, -1)
+            found = F.linear(F.silu(gate) * up, self.down_proj[e]) * top_k_weights[row, choice, None]
+            y = y.index_add(0, row, found.to(y.dtype))
+        return y
+
+
+@on_devices
+def test_experts(device: str) -> None:
+    """Tokens go where they are sent, also to no expert; experts that lie otherwise are left."""
+    torch.manual_seed(0)
+    model = Experts(4, 16, 24).to(device, BF16)
+    x, weights = torch.randn(9, 16, device=device).bfloat16(), torch.rand(9, 3, device=device)
+    chosen = torch.rand(9, 5, device=device).argsort(1)[:, :3]         # of which 4 is none
+    names = ["gate_up_proj", "down_proj"]
+
+    def results() -> list[Any]:
+        given = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        y = model(given[0], chosen, given[1])
+        to = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape).to(y.dtype)
+        return [y.detach(), *torch.autograd.grad(y, [*given, *(getattr(model, name) for name in names)], to)]
+
+    wanted = results()
+    report = accelerate(model)
+    assert [(one.kind, one.by) for one in report.entries] == [("Experts", "gk.torch.experts")]
+    near(results(), wanted, 0.03)
+    assert list(model.state_dict()) == names and isinstance(model, Experts)
+    near([model.eval().float()(x.float(), chosen, weights)], [wanted[0].float()], 0.03)         # float32 stays its own
+    model.bfloat16()
+    report.undo()
+    assert type(model) is Experts
+    other = accelerate(Experts(4, 16, 24, interleaved=True).to(device, BF16))
+    assert not other.replaced and "is not the sum of weight * down(f(gate(x)) * up(x))" in other.left[0].why
+
+
 # -- attention ------------------------------------------------------------------------------------------------------------
 
 @on_devices
@@ -510,7 +560,8 @@ def test_a_llama(device: str) -> None:
 @pytest.mark.parametrize(("family", "more", "parts"), [
     ("Gemma", {}, {"Linear", "glu", "rmsnorm"}), ("Phi3", dict(pad_token_id=0), {"Linear", "glu", "rmsnorm"}),
     ("Qwen3", {}, {"Linear", "glu", "rmsnorm"}), ("Gemma2", {}, {"Linear", "glu", "rmsnorm"}),
-    ("OPT", dict(ffn_dim=48, word_embed_proj_dim=32), {"Linear", "layernorm"})])
+    ("OPT", dict(ffn_dim=48, word_embed_proj_dim=32), {"Linear", "layernorm"}),
+    ("Qwen3Moe", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), {"experts", "Linear", "rmsnorm"})])
 def test_families(family: str, more: dict[str, Any], parts: set[str], device: str) -> None:
     """Of transformers: what each has is replaced, and a padded batch computes as before. So is attention, where this
     version of transformers has a family compute it by "sdpa"."""
