@@ -550,23 +550,25 @@ def _chosen(infos: Sequence[Any], keywords: dict[str, Any], candidate: Candidate
 # program's gradients are the other's, and its own.
 
 @program
-def by_groups(d: Parameter, x: Parameter, w: Parameter, offsets: Parameter, turned: bool) -> None:
-    """``turned``: a group's matrix has the result's columns as its rows."""
-    rows = gp.packed(x.rows, offsets)
+def by_groups(d: Parameter, x: Parameter, w: Parameter, offsets: Parameter, turned: bool,
+              token: Parameter | None = None) -> None:
+    """``turned``: a group's matrix has the result's columns as its rows. ``token`` names the row of x that a row is."""
+    rows = gp.packed(d.rows, offsets)
     for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
         sums = gp.zeros(m, n)
         for k in gp.sequential(x.columns):
-            sums += x[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
+            sums += (x[m, k] if token is None else x[token[m], k]) @ (w[i, n, k].T if turned else w[i, k, n])
         d[m, n] = sums
 
 
 @program
-def of_groups(d: Parameter, x: Parameter, y: Parameter, offsets: Parameter) -> None:
+def of_groups(d: Parameter, x: Parameter, y: Parameter, offsets: Parameter, token: Parameter | None = None) -> None:
+    """``token`` names the row of y that belongs to a row of x."""
     rows = gp.packed(x.rows, offsets)
     for i, m, n in gp.parallel(rows.count, x.columns, y.columns):
         sums = gp.zeros(m, n)
         for k in gp.sequential(rows[i]):
-            sums += x[k, m].T @ y[k, n]
+            sums += x[k, m].T @ (y[k, n] if token is None else y[token[k], n])
         d[i, m, n] = sums
 
 
@@ -610,16 +612,6 @@ def scattered_groups(d: Parameter, h: Parameter, w: Parameter, to: Parameter, of
 
 
 @program
-def named_groups(d: Parameter, x: Parameter, w: Parameter, token: Parameter, offsets: Parameter, turned: bool) -> None:
-    rows = gp.packed(d.rows, offsets)
-    for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
-        sums = gp.zeros(m, n)
-        for k in gp.sequential(x.columns):
-            sums += x[token[m], k] @ (w[i, n, k].T if turned else w[i, k, n])
-        d[m, n] = sums
-
-
-@program
 def gate_backward(e: Parameter, of_gate: Parameter, of_up: Parameter, weight: Parameter, gate: Parameter, up: Parameter,
                   h: Parameter, of_weight: Parameter, f: Callable[[Any], Any], slope: Callable[[Any], Any]) -> None:
     """The gradients of both products and of the weight, and the weighted h."""
@@ -644,16 +636,6 @@ def of_token_groups(d: Parameter, c: Parameter, x: Parameter, y: Parameter, z: P
             second += x[token[k], m].T @ z[k, n]
         d[i, m, n] = first
         c[i, m, n] = second
-
-
-@program
-def with_token_groups(d: Parameter, h: Parameter, y: Parameter, token: Parameter, offsets: Parameter) -> None:
-    rows = gp.packed(h.rows, offsets)
-    for i, m, n in gp.parallel(rows.count, h.columns, y.columns):
-        sums = gp.zeros(m, n)
-        for k in gp.sequential(rows[i]):
-            sums += h[k, m].T @ y[token[k], n]
-        d[i, m, n] = sums
 
 
 @program

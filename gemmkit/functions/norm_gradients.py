@@ -17,6 +17,7 @@ import numpy as np
 from gemmkit import components
 from gemmkit.components import freeze
 from gemmkit.emulator.mode import current_mode
+from gemmkit.functions.rows import frozen_rows
 from gemmkit.kernels.norm_gradients import ADDING, AddingSpec, NormGradientsSpec, add_blocks, norm_gradients
 from gemmkit.kernels.rows import LANES, BlockTeam, RegisterRow, RowSource, StreamedRow
 from gemmkit.lang.errors import ConfigError
@@ -75,8 +76,8 @@ class NormGradients:
         self.spec = self._spec(grad, x, dx, columns, gamma is not None, centred, totals, how, device)
         self.shape, self.blocks, self.eps = (count, columns), how.blocks, eps
         dependent = self.spec.starts_early
-        given = [_rows(grad), _rows(x), _vector(gamma or x._replace(shape=(columns,), strides=(1,))), _rows(dx, False),
-                 _rows(sums or dx, False)]
+        given = [frozen_rows(grad), frozen_rows(x), _vector(gamma or x._replace(shape=(columns,), strides=(1,))),
+                 frozen_rows(dx, False), frozen_rows(sums or dx, False)]
         self.arguments = [freeze(self.spec), *given, freeze_scalar(count), freeze_scalar(columns),
                           freeze_scalar(np.float32(eps))]
         self.launchable = Launchable(norm_gradients, self.arguments, how.warps * LANES, how.blocks, device, x.device,
@@ -85,9 +86,10 @@ class NormGradients:
         if sums is not None and of_gamma is not None:
             outs = [_vector(of_gamma, False), _vector(of_beta or of_gamma, False)]
             self.adding_spec = AddingSpec(dependent)
-            self.adding = Launchable(add_blocks, [freeze(self.adding_spec), _rows(sums), *outs, freeze_scalar(how.blocks),
-                                                  freeze_scalar(columns)], ADDING * LANES, totals * -(-columns // LANES),
-                                     device, x.device, ADDING * LANES * FLOAT32.itemsize, dependent=dependent)
+            self.adding = Launchable(add_blocks, [freeze(self.adding_spec), frozen_rows(sums), *outs,
+                                                  freeze_scalar(how.blocks), freeze_scalar(columns)],
+                                     ADDING * LANES, totals * -(-columns // LANES), device, x.device,
+                                     ADDING * LANES * FLOAT32.itemsize, dependent=dependent)
 
     def _spec(self, grad: ArrayInfo, x: ArrayInfo, dx: ArrayInfo, columns: int, scaled: bool, centred: bool, totals: int,
               how: NormMapping, device: DeviceInfo) -> NormGradientsSpec:
@@ -218,10 +220,6 @@ def _is_copied(info: ArrayInfo, vector: int) -> bool:
     """Whether a thread copies pieces of its rows by 16 bytes."""
     return (vector * info.dtype.itemsize == WORDS and info.pointer % WORDS == 0 and info.strides[1] == 1
             and info.strides[0] * info.dtype.itemsize % WORDS == 0)
-
-
-def _rows(info: ArrayInfo, readonly: bool = True) -> Frozen:
-    return freeze_array(info, 1 if info.strides[1] == 1 or info.shape[1] == 1 else None, readonly=readonly)
 
 
 def _vector(info: ArrayInfo, readonly: bool = True) -> Frozen:

@@ -352,7 +352,7 @@ class RowsLaunch:
         self.spec = RowsSpec(team, source, vector, working, function, out.dtype, device.starts_early)
         self.shape = count, columns
         self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes
-        self.x, self.out = _frozen(x, readonly=not self.in_place), _frozen(out, readonly=False)
+        self.x, self.out = frozen_rows(x, readonly=not self.in_place), frozen_rows(out, readonly=False)
         self.arguments = [freeze(self.spec), self.x, self.out, freeze_scalar(count), freeze_scalar(columns)]
         self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), device, x.device,
                                      team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block),
@@ -372,7 +372,8 @@ class RowsLaunch:
         yield self.launchable, (arena.component(self.spec), views["x"], views["out"], *self.shape)
 
 
-def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
+def frozen_rows(info: ArrayInfo, readonly: bool = True) -> Frozen:
+    """A matrix of rows as the kernels take it."""
     return freeze_array(info, 1 if info.strides[1] == 1 or info.shape[1] == 1 else None, readonly=readonly)
 
 

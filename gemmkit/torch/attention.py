@@ -22,7 +22,17 @@ from gemmkit.kernels.masks import Causal, Mask, Score
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.torch.product import Differentiable, autocast, batched_by, define, is_eager, is_looked_at, records
+from gemmkit.torch.product import (
+    Differentiable,
+    autocast,
+    batched_by,
+    define,
+    is_eager,
+    is_looked_at,
+    keep_nothing,
+    no_second,
+    records,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What a call says beside its tensors.
@@ -294,16 +304,6 @@ def _allocate_gradients(grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     return tuple(x.new_empty(x.shape if needed >> n & 1 else (0,)) for n, x in enumerate((q, k, v)))
 
 
-def _keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-                  output: tuple[Any, ...]) -> None:
-    """There is nothing that a second derivative would be computed from."""
-
-
-def _second(ctx: torch.autograd.function.FunctionCtx, *grads: Any) -> Any:
-    raise NotImplementedError("gemmkit.torch.attention has no second derivative; call without create_graph=True, or detach "
-                              "what its gradient goes into")
-
-
 def _one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Any, Any]:
     """Of a batch there is one launch after the other."""
     return batched_by(_OPERATOR, size, in_dims[:6], args, (None,) * 6, options)
@@ -317,4 +317,4 @@ _OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _in_a_grap
                                 _keep, _one_by_one, _compute)
 _GRADIENTS: Any = Differentiable(
     define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _in_a_graph(_compute_gradients, 4), _allocate_gradients),
-    _second, _keep_nothing, _gradients_one_by_one, _compute_gradients)
+    no_second("gemmkit.torch.attention has"), keep_nothing, _gradients_one_by_one, _compute_gradients)

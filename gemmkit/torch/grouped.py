@@ -9,8 +9,17 @@ import torch
 
 from gemmkit.functions import grouped as programs
 from gemmkit.functions.grouped import by_groups, of_groups
-from gemmkit.torch.product import Differentiable, autocast, batched_by, check_dtypes, check_together, define, records
-from gemmkit.torch.rows import _operator, unit
+from gemmkit.torch.product import (
+    Differentiable,
+    autocast,
+    batched_by,
+    check_dtypes,
+    check_together,
+    define,
+    no_second,
+    records,
+)
+from gemmkit.torch.rows import operator, unit
 
 TAKEN = torch.float16, torch.bfloat16
 _FORMS = ("(rows, K) and (groups, K, N), or (M, rows) and (rows, N), are needed; of equal groups, (groups, M, K) and "
@@ -81,6 +90,13 @@ def _lines(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 and 0 not in x.stride() else x.contiguous()
 
 
+def _right(w: torch.Tensor, *others: torch.Tensor) -> tuple[Any, ...]:
+    """Right operands that a program takes, and whether they are transposes of what it takes: all of one order."""
+    if w.stride(1) == 1 and w.shape[1] > 1 and 0 not in w.stride():
+        return *(_lines(y.mT) for y in (w, *others)), True
+    return *map(_lines, (w, *others)), False
+
+
 def _compute(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Any:
     _check(a, b, offs)
     with torch.no_grad():
@@ -96,8 +112,8 @@ def _compute(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Any:
         out = a.new_empty((rows, b.shape[2]))
         if not out.numel() or not a.shape[1]:
             return out.zero_()
-        turned = b.stride(1) == 1 and b.shape[1] > 1 and 0 not in b.stride()
-        by_groups(out, _lines(a), b.mT if turned else _lines(b), bounds[:-1], turned)
+        w, turned = _right(b)
+        by_groups(out, _lines(a), w, bounds[:-1], turned)
         zeros = a.new_zeros(8 * (rows + out.shape[1]))
         by_groups(out, zeros[:8 * rows].view(rows, 8), zeros[8 * rows:].view(1, 8, -1), bounds[-2:], False)
         return out
@@ -215,13 +231,6 @@ def _check_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor,
     check_together(x, chosen=chosen, weights=weights, gate=gate, up=up, down=down)
 
 
-def _right(w: torch.Tensor, *others: torch.Tensor) -> tuple[Any, ...]:
-    """Right operands that a program takes, and whether they are transposes of what it takes: all of one order."""
-    if w.stride(1) == 1 and w.shape[1] > 1 and 0 not in w.stride():
-        return *(_lines(y.mT) for y in (w, *others)), True
-    return *map(_lines, (w, *others)), False
-
-
 def _sorted_weights(weights: torch.Tensor, order: torch.Tensor) -> Any:
     return weights.flatten()[order].float()
 
@@ -277,10 +286,10 @@ def _compute_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: torc
         e, h, dg, du = (x.new_empty(rows, gate.shape[2]) for _ in range(4))
         of_rows = torch.empty(rows, dtype=torch.float32, device=x.device)
         w, turned = _right(down.mT)
-        programs.named_groups(e, grad, w, token, bounds, turned)
+        by_groups(e, grad, w, bounds, turned, token)
         programs.gate_backward(e, g, u, _sorted_weights(weights, order), dg, du, h, of_rows, how.of_a_number, how.slope)
         programs.of_token_groups(of_gate, of_up, x, dg, du, token, bounds)
-        programs.with_token_groups(of_down, h, grad, token, bounds)
+        of_groups(of_down, h, grad, bounds, token)
         found_x = x.new_empty(rows, x.shape[1])
         w, v, turned = _right(gate.mT, up.mT)
         programs.scattered_sums(found_x, dg, du, w, v, order, bounds, turned)
@@ -297,8 +306,8 @@ def _allocate_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: tor
 
 
 _OF_EXPERTS = "Tensor x, Tensor weights, Tensor gate, Tensor up, Tensor down, Tensor token, Tensor order, Tensor bounds"
-_EXPERTS = _operator("experts", f"({_OF_EXPERTS}, *, str activation, bool kept) -> (Tensor, Tensor, Tensor)",
-                     _compute_experts, _allocate_experts, _backward_experts, _keep_experts, of_rows=False)
-_EXPERTS_BACKWARD = _operator("experts_backward", f"(Tensor grad, {_OF_EXPERTS}, Tensor g, Tensor u, *, str activation) -> "
-                              "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_experts_backward,
-                              _allocate_experts_backward, of_rows=False)
+_EXPERTS = operator("experts", f"({_OF_EXPERTS}, *, str activation, bool kept) -> (Tensor, Tensor, Tensor)",
+                    _compute_experts, _allocate_experts, _backward_experts, _keep_experts, of_rows=False)
+_EXPERTS_BACKWARD = operator("experts_backward", f"(Tensor grad, {_OF_EXPERTS}, Tensor g, Tensor u, *, str activation) -> "
+                             "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_experts_backward,
+                             _allocate_experts_backward, no_second("gemmkit.torch.experts has"), of_rows=False)

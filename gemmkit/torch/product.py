@@ -228,6 +228,20 @@ class Differentiable:
         return self.operator(*args, **options)
 
 
+def no_second(what: str) -> Callable[..., Any]:
+    """The ``backward`` of a gradient that has none: it raises NotImplementedError, which says so of ``what``."""
+    def refuse(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
+        raise NotImplementedError(f"{what} no second derivative; call without create_graph=True, or detach what the "
+                                  "gradient goes into")
+
+    return refuse
+
+
+def keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
+                 output: object) -> None:
+    """There is nothing that a second derivative would be computed from."""
+
+
 _PLAIN = torch.Tensor, torch.nn.Parameter
 
 

@@ -32,6 +32,8 @@ from gemmkit.torch.product import (
     check_together,
     define,
     is_looked_at,
+    keep_nothing,
+    no_second,
     records,
     result_shape,
 )
@@ -257,22 +259,15 @@ def _rows(x: torch.Tensor) -> Any:
 # --------------------------------------------------------------------------------------------------
 # The operators of ``torch.library``.
 
-def _second(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
-    raise NotImplementedError("norms, softmaxes and gated units of gemmkit.torch have no second derivative; call without "
-                              "create_graph=True, or detach what the gradient goes into")
+SECOND = no_second("norms, softmaxes and gated units of gemmkit.torch have")
 
 
-def _keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-                  output: object) -> None:
-    """There is nothing that a second derivative would be computed from."""
-
-
-def _operator(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any],
-              backward: Callable[..., Any] = _second, keep: Callable[..., Any] = _keep_nothing, of_rows: bool = True) -> Any:
+def operator(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any],
+             backward: Callable[..., Any] = SECOND, keep: Callable[..., Any] = keep_nothing, of_rows: bool = True) -> Any:
     """An operator of rows. A batch of the first tensor alone is more rows, if it is ``of_rows`` alone; of others there is a
     launch for each."""
     def rule(size: int, in_dims: tuple[Any, ...], *args: torch.Tensor, **options: object) -> tuple[Any, Any]:
-        if of_rows and in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and backward is not _second:
+        if of_rows and in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and backward is not SECOND:
             return made(args[0].movedim(in_dims[0], 0), *args[1:], **options), 0
         return batched_by(made, size, in_dims[:len(args)], args, (None,) * len(args), options)
 
@@ -374,11 +369,11 @@ def _allocate_sums(x: torch.Tensor, gamma: torch.Tensor | None, sums: bool, beta
     return torch.empty_like(gamma), of_beta
 
 
-_NORM = _operator("norm", "(Tensor x, Tensor? gamma, Tensor? beta, *, float eps, bool centred, ScalarType? dtype=None) -> "
-                  "Tensor", _compute_norm, _allocate_norm, _backward_norm, _keep_norm)
-_NORM_BACKWARD = _operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamma, *, float eps, bool centred, "
-                           "bool sums=True, ScalarType? beta=None) -> (Tensor, Tensor, Tensor)", _compute_norm_backward,
-                           _allocate_norm_backward)
+_NORM = operator("norm", "(Tensor x, Tensor? gamma, Tensor? beta, *, float eps, bool centred, ScalarType? dtype=None) -> "
+                 "Tensor", _compute_norm, _allocate_norm, _backward_norm, _keep_norm)
+_NORM_BACKWARD = operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamma, *, float eps, bool centred, "
+                          "bool sums=True, ScalarType? beta=None) -> (Tensor, Tensor, Tensor)", _compute_norm_backward,
+                          _allocate_norm_backward)
 
 
 # -- softmaxes --------------------------------------------------------------------------------------------------------
@@ -423,10 +418,10 @@ def _allocate_softmax_backward(grad: torch.Tensor, y: torch.Tensor, *, scale: fl
     return y.new_empty(y.shape, dtype=dtype)
 
 
-_SOFTMAX = _operator("softmax", "(Tensor x, *, float scale, bool log, ScalarType? dtype=None) -> Tensor", _compute_softmax,
-                     _allocate_softmax, _backward_softmax, _keep_softmax)
-_SOFTMAX_BACKWARD = _operator("softmax_backward", "(Tensor grad, Tensor y, *, float scale, bool log, ScalarType dtype) -> "
-                              "Tensor", _compute_softmax_backward, _allocate_softmax_backward)
+_SOFTMAX = operator("softmax", "(Tensor x, *, float scale, bool log, ScalarType? dtype=None) -> Tensor", _compute_softmax,
+                    _allocate_softmax, _backward_softmax, _keep_softmax)
+_SOFTMAX_BACKWARD = operator("softmax_backward", "(Tensor grad, Tensor y, *, float scale, bool log, ScalarType dtype) -> "
+                             "Tensor", _compute_softmax_backward, _allocate_softmax_backward)
 
 
 # -- gated units ------------------------------------------------------------------------------------------------------
@@ -468,10 +463,10 @@ def _allocate_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.T
     return gate.new_empty(gate.shape), up.new_empty(up.shape)
 
 
-_GATED = _operator("gated", "(Tensor gate, Tensor up, *, str activation) -> Tensor", _compute_gated, _allocate_gated,
-                   _backward_gated, _keep_inputs)
-_GATED_BACKWARD = _operator("gated_backward", "(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)",
-                            _compute_gated_backward, _allocate_gated_backward)
+_GATED = operator("gated", "(Tensor gate, Tensor up, *, str activation) -> Tensor", _compute_gated, _allocate_gated,
+                  _backward_gated, _keep_inputs)
+_GATED_BACKWARD = operator("gated_backward", "(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)",
+                           _compute_gated_backward, _allocate_gated_backward)
 
 
 def _check_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None:
@@ -505,5 +500,5 @@ def _backward_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) 
             matmul(x.mT, of_gate) if of_w else None, matmul(x.mT, of_up) if of_v else None)
 
 
-_GLU = _operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Tensor", _compute_glu, _allocate_glu,
-                 _backward_glu, _keep_inputs)
+_GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Tensor", _compute_glu, _allocate_glu,
+                _backward_glu, _keep_inputs)

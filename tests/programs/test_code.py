@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.functions.grouped import by_groups, named_groups, of_token_groups
+from gemmkit.functions.grouped import by_groups, of_token_groups
 from gemmkit.kernels.masks import Causal
 from gemmkit.kernels.rows import FEW, MANY
 from gemmkit.plans.ahead import recorded
@@ -117,8 +117,8 @@ def test_machine_code(name: str) -> None:
 #: (program, its arrays, mapping, components, products, most instructions of a round, copies of a thread)
 GROUPS: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, int]] = {
     "rows": (by_groups, [half(256, 512), half(256, 512), half(3, 512, 512), half(4, dtype=np.int32)], TILE, dict(turned=False), 8, 56, 0),
-    "named rows": (named_groups, [half(256, 512), half(90, 512), half(3, 512, 512), half(256, dtype=np.int32), half(4, dtype=np.int32)], TILE,
-                   dict(turned=False), 8, 64, 8),
+    "named rows": (by_groups, [half(256, 512), half(90, 512), half(3, 512, 512), half(4, dtype=np.int32)], TILE,
+                   dict(turned=False, token=half(256, dtype=np.int32)), 8, 64, 8),
     "products of named rows": (of_token_groups, [half(3, 512, 512), half(3, 512, 512), half(90, 512), half(256, 512), half(256, 512),
                                                  half(256, dtype=np.int64), half(4, dtype=np.int32)], gk.Mapping({"n": 128}), {}, 16, 230, 8),
 }
