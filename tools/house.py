@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "components": ("components", "lang/component_products"),
     "lang": ("lang/",),
     "arrays, devices": ("lang/deferred", "lang/references", "runtime/array_info", "runtime/arrays", "runtime/device",
-                        "runtime/streams", "shapes"),
+                        "shapes"),
 }
 
 Sources = Mapping[str, str]                                # by path, from the root of the repository

@@ -8,34 +8,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gemmkit.distributed.calls import (
+from gemmkit.distributed.ranks import (
     BEFORE_SUM,
+    Ranks,
     ReductionRule,
+    accumulator_of,
     before_sum,
     check_keywords,
+    check_tensors,
+    dtypes,
+    even_lengths,
     finishing,
     is_fused,
     key_of_call,
     known_call,
+    lengths_of,
     meet,
     multiply,
     new,
     nothing,
+    offsets,
     planned,
+    ranks_of,
     remember,
+    rule_of,
     sees_rows,
     with_own,
-)
-from gemmkit.distributed.ranks import (
-    Ranks,
-    accumulator_of,
-    check_tensors,
-    dtypes,
-    even_lengths,
-    lengths_of,
-    offsets,
-    ranks_of,
-    rule_of,
 )
 from gemmkit.distributed.transport import (
     AllGather,

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gemmkit.distributed.calls import BEFORE_SUM, check_keywords, meet, multiply, new, planned
 from gemmkit.distributed.matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from gemmkit.distributed.ranks import (
+    BEFORE_SUM,
     Ranks,
     accumulator_of,
+    check_keywords,
     check_tensors,
     dtypes,
     even_lengths,
     lengths_of,
+    meet,
+    multiply,
+    new,
     offsets,
+    planned,
     ranks_of,
 )
 from gemmkit.distributed.transport import Sent, check_sends, pass_on, why_not_symmetric

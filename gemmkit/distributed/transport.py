@@ -12,27 +12,29 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gemmkit.distributed.calls import (
+from gemmkit.distributed.ranks import (
     JoinedProduct,
     PlannedProduct,
+    Ranks,
     ReductionRule,
     Repeated,
     before_sum,
+    even_lengths,
     finishing,
     is_fused,
     nothing,
+    offsets,
     planned,
     sees_rows,
     with_own,
 )
-from gemmkit.distributed.ranks import Ranks, even_lengths, offsets
 from gemmkit.kernels.collectives.batched import Gated, arrivals
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.layouts import RowMajor
 from gemmkit.plans.plan import Plan
 from gemmkit.plans.problem import Call, resolve
 from gemmkit.runtime.arrays import ArrayInfo, describe, dtype_to_torch
-from gemmkit.runtime.streams import copy, new_event, record, stream_finder, wait_event, wait_value, write_value
+from gemmkit.runtime.device import copy, new_event, record, stream_finder, wait_event, wait_value, write_value
 
 
 def as_bytes(x: torch.Tensor) -> Any:

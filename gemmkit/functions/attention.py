@@ -45,7 +45,7 @@ from gemmkit.runtime.arrays import (
     shares_memory,
     strided,
 )
-from gemmkit.runtime.streams import launch_stream
+from gemmkit.runtime.device import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
 
 # --------------------------------------------------------------------------------------------------

@@ -54,9 +54,8 @@ from gemmkit.runtime.arrays import (
     shares_memory,
     unit_axis,
 )
-from gemmkit.runtime.device import target
+from gemmkit.runtime.device import check_stream, target
 from gemmkit.runtime.launch import Launchable, described, spaces_of
-from gemmkit.runtime.streams import check_stream
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.choose import ProductProblem, by_precision

@@ -44,8 +44,7 @@ from gemmkit.runtime.arrays import (
     overlaps_itself,
     shares_memory,
 )
-from gemmkit.runtime.device import target
-from gemmkit.runtime.streams import launch_stream
+from gemmkit.runtime.device import launch_stream, target
 
 # --------------------------------------------------------------------------------------------------
 # x, the weights, the biases and the result of an MLP as matrices of layers that chain; what does not fit is refused.

@@ -50,9 +50,8 @@ from gemmkit.plans.problem import FLOAT32_MAX, check_out, check_places, finite_n
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, describe, empty_like, shares_memory, strided
-from gemmkit.runtime.device import target
+from gemmkit.runtime.device import launch_stream, target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.runtime.streams import launch_stream
 from gemmkit.tuning.problems import RESIDENT, WORDS, RowsProblem, choose
 
 __all__ = [

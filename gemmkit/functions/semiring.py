@@ -22,7 +22,7 @@ from gemmkit.functions.matmul import matmul
 from gemmkit.kernels.config import names_keywords
 from gemmkit.lang.components import dataclass
 from gemmkit.operators import FPUOp
-from gemmkit.operators.semiring import MIN_PLUS, Semiring, selects
+from gemmkit.operators.algebra import MIN_PLUS, Semiring, selects
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.transforms import Transform

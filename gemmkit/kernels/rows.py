@@ -22,7 +22,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
-from gemmkit.operators.semiring import maximum, minimum
+from gemmkit.operators.algebra import maximum, minimum
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import SHUFFLE, barrier, block_x, lane_index, thread_index, udiv
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait

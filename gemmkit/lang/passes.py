@@ -5,7 +5,7 @@ emulator, it is an ordinary ``if``.
 
 Known are constants, static fields and properties of components, elements of tuples that are one of these, tiles' sizes, and
 comparisons, ``not``, ``and``, ``or``, ``len`` and whole-number arithmetic of what is known, and atoms that decide by types
-(``decided``, for example `gemmkit.lang.pairs.is_pairwise`). All that a decision rests on is
+(``decided``, for example `gemmkit.lang.registers.is_pairwise`). All that a decision rests on is
 in the kernel's key: types hold it (`ComponentType`, literals), or the function's text does (`gemmkit.lang.fingerprint`).
 """
 

@@ -14,9 +14,19 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gemmkit.layouts.base import ArrayLayout, GlobalLayout, Layout, ResultLayout, SharedLayout
-    from gemmkit.layouts.gather import Gather, Gathered, Scatter, Scattered
     from gemmkit.layouts.joined import ColumnInterleaved, Concat, Folded, InterleavedColumns, Joined
-    from gemmkit.layouts.matrices import DiagonalMatrix, Discard, GeneratedMatrix, Matrix, SymmetricMatrix, TriangularMatrix
+    from gemmkit.layouts.matrices import (
+        DiagonalMatrix,
+        Discard,
+        Gather,
+        Gathered,
+        GeneratedMatrix,
+        Matrix,
+        Scatter,
+        Scattered,
+        SymmetricMatrix,
+        TriangularMatrix,
+    )
     from gemmkit.layouts.plain import Boxed, ColMajor, Discarded, Packed, Padded, Plain, RowMajor, Swizzled, Zero
     from gemmkit.layouts.planes import Embedded, Interleaved, Planar, Planes
     from gemmkit.layouts.quantised import GroupQuantised

@@ -9,12 +9,24 @@ __all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS"
            "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "QuantisedMMAOp", "Semiring", "WGMMAOp", "WMMAOp", "dual"]
 
 if TYPE_CHECKING:
-    from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
+    from gemmkit.operators.algebra import (
+        COMPLEX,
+        DUAL,
+        LOG_SUM_EXP,
+        MAX_PLUS,
+        MAX_TIMES,
+        MIN_PLUS,
+        OR_AND,
+        QUATERNION,
+        SPLIT_COMPLEX,
+        Algebra,
+        Semiring,
+        dual,
+    )
     from gemmkit.operators.base import Operator
     from gemmkit.operators.fpu import FPUOp
     from gemmkit.operators.mma import BoxMMAOp, MMAOp, WMMAOp
     from gemmkit.operators.quantised import QuantisedMMAOp
-    from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
     from gemmkit.operators.wgmma import BlockScaledOp, WGMMAOp
 else:
     __getattr__, __dir__ = public_names(globals())

@@ -32,8 +32,8 @@ from gemmkit.runtime.arrays import (
     producer_stream,
 )
 from gemmkit.runtime.compile import CodeChanged
+from gemmkit.runtime.device import check_stream, stream_finder
 from gemmkit.runtime.launch import Launchable, Space
-from gemmkit.runtime.streams import check_stream, stream_finder
 from gemmkit.runtime.tensor_maps import Encoder
 
 _TRIES = 3                             # compilations that a change of code may interrupt

@@ -52,7 +52,7 @@ from gemmkit.runtime.arrays import (
     producer_stream,
     whole,
 )
-from gemmkit.runtime.streams import check_stream, stream_finder
+from gemmkit.runtime.device import check_stream, stream_finder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

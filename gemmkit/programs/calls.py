@@ -41,8 +41,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, planned
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import KEYS, describe, is_array
-from gemmkit.runtime.device import DeviceInfo, assumed_device
-from gemmkit.runtime.streams import as_stream_handle
+from gemmkit.runtime.device import DeviceInfo, as_stream_handle, assumed_device
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning import store
 from gemmkit.tuning.problems import Choice, MappingProblem, choose

@@ -24,7 +24,7 @@ from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import MMAOp
 from gemmkit.programs.chains.chain import OperandBlock
 from gemmkit.programs.chains.elements import given_to_pages
-from gemmkit.programs.chains.order import ChainStart, Compute, Event, Full
+from gemmkit.programs.chains.schedule import ChainStart, Compute, Event, Full
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
 from gemmkit.programs.collectives import F32, ROWS, STEP, Typed, in_steps, packed, packed_rectified

@@ -36,9 +36,9 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.order import ordered as ordered_chain
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
+from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
 from gemmkit.programs.collectives import BY_TMA, ROWS, TmaOut
 from gemmkit.programs.launches import (
@@ -75,9 +75,8 @@ from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
-from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.runtime.streams import launch_stream
 from gemmkit.tuning.problems import RESIDENT, Choice, MappingProblem, choose
 
 # --------------------------------------------------------------------------------------------------

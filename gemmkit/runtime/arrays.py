@@ -31,7 +31,7 @@ from gemmkit.runtime.array_info import (
     unit_axis,
     whole,
 )
-from gemmkit.runtime.streams import as_stream_handle, current_stream
+from gemmkit.runtime.device import as_stream_handle, current_stream
 
 __all__ = [
     "ArrayInfo", "RequiresGradient", "alignment", "as_stream_handle", "byte_range", "check_aligned",

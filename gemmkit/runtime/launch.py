@@ -40,11 +40,11 @@ from gemmkit.runtime.device import (
     DriverLaunchConfig,
     attributes,
     dim3,
+    is_capturing,
     parameter_struct,
     validate,
     validate_grid,
 )
-from gemmkit.runtime.streams import is_capturing
 
 if TYPE_CHECKING:
     from gemmkit.lang.functions import Frozen

@@ -24,8 +24,8 @@ from gemmkit.ptx.special import barrier
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.device import as_stream_handle, current_stream
 from gemmkit.runtime.launch import Launchable
-from gemmkit.runtime.streams import as_stream_handle, current_stream
 from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import accesses, nodes
 from gemmkit.specs import nodes as steps

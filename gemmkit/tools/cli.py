@@ -48,7 +48,7 @@ from gemmkit.runtime.compile import AssemblerError, candidates, release
 from gemmkit.runtime.device import GPUS, DeviceInfo, absence, gpu, target
 from gemmkit.tiling import Tile
 from gemmkit.tools.explain import page
-from gemmkit.tools.subject import ExplainedKernel, choice_of, microseconds_text, of_call
+from gemmkit.tools.timeline import ExplainedKernel, choice_of, microseconds_text, of_call
 from gemmkit.tuner.tuner import Progress
 from gemmkit.tuning.choose import get_config
 from gemmkit.tuning.operators import accumulator_for, operator_for, result_dtype

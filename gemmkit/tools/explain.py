@@ -13,7 +13,7 @@ from gemmkit.kernels.config import Config, Keywords, names_keywords
 from gemmkit.plans.ahead import CompiledKernel
 from gemmkit.runtime.compile import AssemblerError
 from gemmkit.tools import figures, timeline
-from gemmkit.tools.subject import ChoiceReport, ExplainedKernel, Run, choice_of, microseconds_text, of_call
+from gemmkit.tools.timeline import ChoiceReport, ExplainedKernel, Run, choice_of, microseconds_text, of_call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

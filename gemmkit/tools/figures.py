@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.emulator.errors import figure, hue, legend, rect, table, text
+from gemmkit.emulator.launch import Event
 from gemmkit.emulator.memory import BANKS, WORD
-from gemmkit.emulator.recording import Event
 from gemmkit.operators import MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.ptx.mma import FragmentMap
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import parallelise
-from gemmkit.tools.subject import ExplainedKernel, Run, choice_of, microseconds_text
+from gemmkit.tools.timeline import ExplainedKernel, Run, choice_of, microseconds_text
 
 SIDE = 300  # pixels of a figure's longer side
 MOST_BLOCKS = 4096  # of D's grid: more are told by their number alone

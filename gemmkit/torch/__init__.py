@@ -20,12 +20,11 @@ from gemmkit.torch.accelerate import Report, accelerate
 from gemmkit.torch.attention import attention
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.cache import KVCache
-from gemmkit.torch.grouped import experts, grouped_mm
+from gemmkit.torch.grouped import experts, grouped_mm, scaled_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
-from gemmkit.torch.scaled import scaled_mm
 
 __all__ = ["KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "experts",
            "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",

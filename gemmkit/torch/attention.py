@@ -1,6 +1,6 @@
 """``gemmkit::attention``: attention as an operator of PyTorch's, with the gradients of q, k and v.
 
-Autograd keeps q, k, v, the result and the logarithms of the sums; `gemmkit.functions.attention_backward` computes the rest.
+Autograd keeps q, k, v, the result and the logarithms of the sums; `gemmkit.functions.gradients` computes the rest.
 A mask and a score are no tensors: eager calls carry them as they are, the operator a name of them (`_named`).
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
-from gemmkit.functions.attention_backward import Rules, gradients
+from gemmkit.functions.gradients import Rules, gradients
 from gemmkit.functions.slope import slope_of
 from gemmkit.kernels.masks import Causal, Mask, Score
 from gemmkit.lang.references import is_gemmkit

@@ -21,11 +21,11 @@ import torch
 
 from gemmkit.epilogues import Bias, Default, Epilogue, Residual, Store, fast
 from gemmkit.functions.matmul import matmul as multiply_matrices
-from gemmkit.functions.replay import PASSED_ON, Replay, World
 from gemmkit.functions.semiring import select
+from gemmkit.functions.slope import PASSED_ON, Replay, World
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
-from gemmkit.operators.semiring import Semiring, plus, selects
+from gemmkit.operators.algebra import Semiring, plus, selects
 from gemmkit.runtime.arrays import is_array
 from gemmkit.torch import product as forms
 from gemmkit.torch.dual import ONE, DualTensor, Paths, functions, tangents
@@ -46,7 +46,7 @@ from gemmkit.torch.product import (
 # --------------------------------------------------------------------------------------------------
 # Epilogues run again on tensors: what each of D's elements depends on, and how much.
 #
-# An epilogue is device code of one element. A `gemmkit.functions.replay.Replay` stands for it with other things in the
+# An epilogue is device code of one element. A `gemmkit.functions.slope.Replay` stands for it with other things in the
 # place of its arrays (`Leaf`: an operand of the operator), of coordinates and of mathematical functions, so that the same
 # code runs on dual tensors (`gemmkit.torch.dual`).
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gemmkit.functions.replay import MOST_WAYS, Ways
+from gemmkit.functions.slope import MOST_WAYS, Ways
 
 ONE = 1.0                              # the tangent of a variable itself: by any other variable it is the same object
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)

@@ -1,7 +1,7 @@
 """Norms, softmaxes and gated linear units as operators of PyTorch's, with gradients that are programs of rows.
 
 A norm's gradient computes the row's statistics a second time: reading them would cost what computing them costs, since the
-row is read anyway. `gemmkit.functions.norm_gradients` has those of x, gamma and beta in one pass over x and the gradient.
+row is read anyway. `gemmkit.functions.gradients` has those of x, gamma and beta in one pass over x and the gradient.
 Gradients of softmaxes and gates are programs of rows. Both take up to 32 bits an element, so that float64 is computed by
 PyTorch. None has second derivatives.
 """
@@ -19,7 +19,7 @@ from gemmkit import programs as gp
 from gemmkit.epilogues import activations as of_numbers
 from gemmkit.functions import rows as forward
 from gemmkit.functions.glu import glu as forward_glu
-from gemmkit.functions.norm_gradients import norm_gradients_of
+from gemmkit.functions.gradients import norm_gradients_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric
 from gemmkit.programs import program

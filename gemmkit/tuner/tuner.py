@@ -20,8 +20,7 @@ from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.plans.launch import forget
 from gemmkit.programs.decorated import Program
 from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, difference, elements
-from gemmkit.tuner.programs import Programmed
-from gemmkit.tuner.subjects import SUBJECTS, Subject, Tried, Tuned, TunedProduct
+from gemmkit.tuner.subjects import SUBJECTS, Programmed, Subject, Tried, Tuned, TunedProduct
 from gemmkit.tuning import store
 
 if TYPE_CHECKING:

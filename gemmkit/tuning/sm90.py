@@ -26,8 +26,7 @@ from gemmkit.kernels.config import Config, Problem
 from gemmkit.kernels.sm90.exchange import COLUMNS, SharedK
 from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
-from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer, StagedRoute
-from gemmkit.kernels.sm90.tma import Request, Tma, TmaProducer
+from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, Request, StagedRoute, Tma, TmaProducer
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError

@@ -180,13 +180,13 @@ with warnings.catch_warnings(record=True) as seen:
     import gemmkit.observers
     from gemmkit import inspection
     import gemmkit.masks as masks
-    from gemmkit.kernels.sm90.routes import Tma
+    from gemmkit.kernels.sm90.tma import Tma
 import gemmkit as gk
 assert attention is gk.attention and StreamK is gk.StreamK and masks.Causal is gk.masks.Causal
 assert gemmkit.observers.RowSum.__module__ == "gemmkit.epilogues.observers" and inspection.compile_config
 said = [str(warning.message) for warning in seen]
-assert Tma.__module__ == "gemmkit.kernels.sm90.tma"
-assert len(said) == 5 and all(warning.category is DeprecationWarning for warning in seen), said
+assert Tma.__module__ == "gemmkit.kernels.sm90.routes"
+assert len(said) == 6 and all(warning.category is DeprecationWarning for warning in seen), said
 assert said[0] == "gemmkit.attention_call is gemmkit.functions.attention now; the old name goes with gemmkit 0.2", said
 assert seen[0].filename == "<string>", seen[0].filename
 """

@@ -14,8 +14,8 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 from bench import stand_ins  # noqa: E402
 from gemmkit import epilogues, layouts, operators, transforms  # noqa: E402
-from gemmkit.distributed import calls  # noqa: E402
-from gemmkit.distributed.calls import Repeated, key_of_call, known_call, remember  # noqa: E402
+from gemmkit.distributed import ranks as calls  # noqa: E402
+from gemmkit.distributed.ranks import Repeated, key_of_call, known_call, remember  # noqa: E402
 from gemmkit.distributed.transport import joins, parts_of  # noqa: E402
 from gemmkit.plans.launch import Cache  # noqa: E402
 from gemmkit.runtime import arrays as recognition  # noqa: E402

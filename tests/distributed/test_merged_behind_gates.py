@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import gemmkit as gk
-from gemmkit.distributed.calls import ReductionRule, with_own
-from gemmkit.distributed.ranks import InRankOrder, even_lengths, rule_of
+from gemmkit.distributed.ranks import InRankOrder, ReductionRule, even_lengths, rule_of, with_own
 from gemmkit.emulator import errors
 from gemmkit.emulator.agents import Stream, beside
 from gemmkit.epilogues import ReLU

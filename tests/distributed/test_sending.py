@@ -12,8 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
-from gemmkit.distributed.calls import ReductionRule  # noqa: E402
-from gemmkit.distributed.ranks import Rule, plus  # noqa: E402
+from gemmkit.distributed.ranks import ReductionRule, Rule, plus  # noqa: E402
 from gemmkit.distributed.transport import Gates, Sending, beside, by_shards, sending_of  # noqa: E402  # noqa: E402
 from gemmkit.plans.problem import resolve  # noqa: E402
 from gemmkit.runtime.arrays import describe  # noqa: E402

@@ -10,8 +10,8 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.emulator import machine
+from gemmkit.emulator.launch import Event, recorded
 from gemmkit.emulator.machine import chosen
-from gemmkit.emulator.recording import Event, recorded
 from gemmkit.layouts import Padded, RowMajor
 from gemmkit.operators import MMAOp, WGMMAOp
 from gemmkit.runtime.device import H100, assumed

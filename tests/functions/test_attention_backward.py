@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.functions import attention_backward
-from gemmkit.functions.attention_backward import Rules, gradient_of_queries, gradients, gradients_of_keys
+from gemmkit.functions import gradients as room
+from gemmkit.functions.gradients import Rules, gradient_of_queries, gradients, gradients_of_keys
 from gemmkit.functions.slope import slope_of
 from gemmkit.kernels.masks import (
     ALiBi,
@@ -50,8 +50,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         found[...] = math.nan
         return found
 
-    allocate = attention_backward.empty_like
-    monkeypatch.setattr(attention_backward, "empty_like", made)
+    allocate = room.empty_like
+    monkeypatch.setattr(room, "empty_like", made)
 
 
 @pytest.fixture

@@ -312,7 +312,7 @@ def test_a_stream_of_another_device(gpus: Set, driver_calls: Set) -> None:
     """A stand-in for the driver, which says where a stream belongs. One that is being captured is not asked: the question would
     end the capture."""
 
-    from gemmkit.runtime.streams import check_stream
+    from gemmkit.runtime.device import check_stream
 
     gpus(count=2)
     driver_calls(cuStreamGetDevice=lambda handle: (0, 1))

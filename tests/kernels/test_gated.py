@@ -196,7 +196,7 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
     """From pinned memory, by a second stream, behind the launch: changing inputs, two slots in turn."""
     import cupy
 
-    from gemmkit.runtime.streams import write_value
+    from gemmkit.runtime.device import write_value
 
     conf, (own, other), columns, depth = CONFIGURATIONS[name](), (70, 60), 40, 48
     dtype = conf.global_a_layout.dtype

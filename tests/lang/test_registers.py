@@ -19,8 +19,20 @@ from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
-from gemmkit.lang.pairs import is_pairwise
-from gemmkit.lang.registers import Fragment, apply, deal, each, fold, generate, interleave, join, outer, registers, split
+from gemmkit.lang.registers import (
+    Fragment,
+    apply,
+    deal,
+    each,
+    fold,
+    generate,
+    interleave,
+    is_pairwise,
+    join,
+    outer,
+    registers,
+    split,
+)
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.ptx.special import thread_index

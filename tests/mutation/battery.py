@@ -18,7 +18,7 @@ from gemmkit.epilogues import Bias, LinearCombination, ReLU
 from gemmkit.kernels.collectives.scheduler import Order
 from gemmkit.kernels.sm90.mainloop import RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer
-from gemmkit.kernels.sm90.staged import CpAsyncProducer, StagedProducer
+from gemmkit.kernels.sm90.routes import CpAsyncProducer, StagedProducer
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangular
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile

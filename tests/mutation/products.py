@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.kernels.sm90 import mainloop, rewrite, staged
+from gemmkit.kernels.sm90 import mainloop, rewrite, routes
 from gemmkit.kernels.spec import Condition
 from gemmkit.runtime.device import assumed, gpu
 from tests.support.machines import MACHINES, poison, whole
@@ -64,7 +64,7 @@ def pairs() -> Iterator[None]:
     def is_pairwise(transform: Any, dtype: np.dtype) -> bool:
         return not transform.with_coordinates
 
-    modules: Any = rewrite, staged, mainloop
+    modules: Any = rewrite, routes, mainloop
     kept = rewrite.is_pairwise
     for module in modules:
         module.is_pairwise = is_pairwise

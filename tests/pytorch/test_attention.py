@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
-from gemmkit.functions import attention_backward  # noqa: E402
+from gemmkit.functions import gradients  # noqa: E402
 from gemmkit.kernels.masks import ALiBi, Causal, Mask, ScoreFunction, SoftCap, Window  # noqa: E402
 from gemmkit.torch import attention as attending  # noqa: E402
 
@@ -104,7 +104,7 @@ def test_what_is_refused(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch)
     q, k, v = drawn(1, 2, 9, 16), drawn(1, 2, 16, 16), drawn(1, 2, 16, 16)
     learnt = torch.ones(2, requires_grad=True)
     monkeypatch.setattr(MODULE.forward, "launch", None)
-    monkeypatch.setattr(attention_backward, "row_sums", None)
+    monkeypatch.setattr(gradients, "row_sums", None)
     for error, words, more in (
             (ValueError, "pages are given, and a tensor that requires a gradient", dict(pages=torch.zeros(1, 1, dtype=torch.int32))),
             (ValueError, "key_starts are given, and a tensor that requires a gradient", dict(key_starts=torch.zeros(1, dtype=torch.int32))),

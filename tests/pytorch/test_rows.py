@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from gemmkit.functions import norm_gradients  # noqa: E402
+from gemmkit.functions import gradients  # noqa: E402
 from gemmkit.lang.errors import ConfigError  # noqa: E402
 from gemmkit.torch import gated, glu, layernorm, log_softmax, rmsnorm, softmax  # noqa: E402
 from gemmkit.torch import rows as torch_rows  # noqa: E402
@@ -95,8 +95,8 @@ def test_gradients_of_norms_of_many_rows(work: str, device: str) -> None:
 @pytest.mark.parametrize(("held", "registers"), [(1024, 0), (16, 64)])
 def test_sums_in_shared_memory(held: int, registers: int, in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that a block holds, and of streamed ones."""
-    monkeypatch.setattr(norm_gradients, "HELD", held)
-    monkeypatch.setattr(norm_gradients, "IN_REGISTERS", registers)
+    monkeypatch.setattr(gradients, "HELD", held)
+    monkeypatch.setattr(gradients, "IN_REGISTERS", registers)
     for work in ("layernorm", "rmsnorm"):
         for columns in (24, 33):
             check(work, drawn(11, columns, dtype=F32), F32)

@@ -29,7 +29,7 @@ def test_importing_the_runtime_loads_no_driver():
     code = (
         "import sys, types; package = sys.modules['gemmkit'] = types.ModuleType('gemmkit')\n"
         f"package.__path__ = [{folder!r}]\n"
-        "from gemmkit.runtime import arrays, cache, compile, device, launch, streams\n"
+        "from gemmkit.runtime import arrays, cache, compile, device, launch\n"
         "heavy = {'cuda.bindings.driver', 'cuda.core', 'numba', 'cupy', 'torch'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

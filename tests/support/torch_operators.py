@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import gemmkit as gk
 import gemmkit.torch
 from gemmkit import epilogues as ep
-from gemmkit.operators import semiring
+from gemmkit.operators import algebra as semiring
 
 M, N, K = 5, 4, 3
 #: Of the largest element, the error that a dtype may leave.

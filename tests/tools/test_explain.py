@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.recording import recorded
+from gemmkit.emulator.launch import recorded
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.plans import ahead
@@ -26,8 +26,19 @@ from gemmkit.tools import figures
 from gemmkit.tools.cli import main
 from gemmkit.tools.explain import page, summary
 from gemmkit.tools.figures import AccessRow, count, warp_tiles
-from gemmkit.tools.subject import Run, of_call, small_run, small_sizes
-from gemmkit.tools.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes, drawn
+from gemmkit.tools.timeline import (
+    FINISH,
+    ISSUE,
+    LATENCY,
+    TILE,
+    Run,
+    Timeline,
+    _lanes,
+    drawn,
+    of_call,
+    small_run,
+    small_sizes,
+)
 from tests.support.patches import Seeded
 from tests.support.sm90 import mapping
 from tools.browser import NAMES, Browser, address_of

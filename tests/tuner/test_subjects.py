@@ -22,7 +22,7 @@ from gemmkit.runtime.arrays import describe, describe_all
 from gemmkit.tuner import TunedProgram
 from gemmkit.tuner import tuner as module
 from gemmkit.tuner.measure import Failed, group_job_of, group_memory_of
-from gemmkit.tuner.programs import Programmed, listed
+from gemmkit.tuner.subjects import Programmed, listed
 from gemmkit.tuner.tuner import Effort, subject_of, tune
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate

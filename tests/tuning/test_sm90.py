@@ -22,7 +22,7 @@ from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Hilbert
 from gemmkit.kernels.config import Config
 from gemmkit.kernels.sm90.mainloop import SharedMainloop
-from gemmkit.kernels.sm90.tma import Tma
+from gemmkit.kernels.sm90.routes import Tma
 from gemmkit.layouts import RowMajor
 from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.array_info import ArrayInfo

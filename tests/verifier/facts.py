@@ -16,8 +16,8 @@ from gemmkit.kernels.collectives.pipeline import CLUSTER, CLUSTER_WARPS, THREAD,
 from gemmkit.programs import collectives, multistage, pieces, sums
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains import chain as chains
-from gemmkit.programs.chains import order as orders
 from gemmkit.programs.chains import schedule
+from gemmkit.programs.chains import schedule as orders
 from gemmkit.programs.launches import BEGIN
 from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds

@@ -45,7 +45,7 @@ STAGING = 64                           # registers a thread may hold of an opera
 class Route(Component):
     """How an operand's tiles get from global into shared memory. This one: threads load and store them, through registers.
 
-    Hopper's other routes are in `gemmkit.kernels.sm90.tma`.
+    Hopper's other routes are in `gemmkit.kernels.sm90.routes`.
     """
 
     uses_tma = False                   # a tensor map is needed, and TMA's bytes arrive on a barrier

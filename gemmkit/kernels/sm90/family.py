@@ -59,9 +59,18 @@ from gemmkit.kernels.sm90.mainloop import (
     permuted_along_k,
 )
 from gemmkit.kernels.sm90.rewrite import Deinterleave, DeinterleaveProducer, PartRewrite, Rewrite, RewriteProducer, Transpose
-from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer, StagedProducer, StagedRoute
+from gemmkit.kernels.sm90.routes import (
+    CpAsyncLines,
+    CpAsyncProducer,
+    InterleavedTma,
+    JoinedTma,
+    Request,
+    StagedProducer,
+    StagedRoute,
+    Tma,
+    TmaProducer,
+)
 from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
-from gemmkit.kernels.sm90.tma import InterleavedTma, JoinedTma, Request, Tma, TmaProducer
 from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, kind

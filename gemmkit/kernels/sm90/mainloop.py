@@ -22,9 +22,8 @@ from gemmkit.lang.aggregates import convert_all, fill
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Numeric, SharedPointer
-from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.records import numbers_of
-from gemmkit.lang.registers import apply, fold, generate, join, split
+from gemmkit.lang.registers import apply, fold, generate, is_pairwise, join, split, transform_pairs
 from gemmkit.layouts import Interleaved, Planes, Swizzled
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.memory import first_elements, load_shared, pack_words, shared, unpack_words

@@ -32,14 +32,12 @@ from gemmkit.kernels.collectives.operand import (
 )
 from gemmkit.kernels.collectives.scheduler import Inputs, KTile, Slot, TileCoord, Work, holds
 from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, fill_stages, place_of, rank_of, stage_of, start_copies
-from gemmkit.kernels.sm90.staged import put_held
-from gemmkit.kernels.sm90.tma import Request, Tma, TmaCopy
+from gemmkit.kernels.sm90.routes import Request, Tma, TmaCopy, put_held
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Numeric, SharedPointer
-from gemmkit.lang.pairs import is_pairwise, transform_pairs
-from gemmkit.lang.registers import apply, each, generate, join, registers, split
+from gemmkit.lang.registers import apply, each, generate, is_pairwise, join, registers, split, transform_pairs
 from gemmkit.layouts.base import element_tile
 from gemmkit.ptx.barriers import store_async
 from gemmkit.ptx.memory import load_shared, pack_words, shared, unpack_words

@@ -485,7 +485,7 @@ def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: in
 #
 # A fragment of wgmma is octets of columns, and a thread has two columns of each. Interleaved columns
 # (`gemmkit.layouts.ColumnInterleaved`) are the parts' in turn, or all of one part before those of the next where TMA brings
-# them (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. The folded values lie in registers
+# them (`gemmkit.kernels.sm90.routes`): either way a thread folds values of its own. The folded values lie in registers
 # as the accumulators of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take them, at D's
 # coordinates.
 

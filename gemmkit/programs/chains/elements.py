@@ -11,8 +11,7 @@ from typing import Any
 from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_whole_constant, is_whole_load
 from gemmkit.programs.chains.algebra import Ranges, bounds_of
 from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
-from gemmkit.programs.chains.order import ChainOrder, Compute, Event, Full
-from gemmkit.programs.chains.schedule import ScheduleChoice
+from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks

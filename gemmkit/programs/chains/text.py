@@ -35,7 +35,7 @@ from gemmkit.programs.chains.elements import (
     scalar_text,
 )
 from gemmkit.programs.chains.merging import LENGTH
-from gemmkit.programs.chains.order import (
+from gemmkit.programs.chains.schedule import (
     Anchor,
     ChainOrder,
     ChainRelease,
@@ -45,9 +45,9 @@ from gemmkit.programs.chains.order import (
     Event,
     Full,
     Pass,
+    ScheduleChoice,
     Turn,
 )
-from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import COLUMN
 from gemmkit.programs.launches import Printed
 from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, count_of, listed, of_blocks, parts_of_stacks

@@ -15,7 +15,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import ConfigError, epilogues
 from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer
-from gemmkit.kernels.sm90.staged import StagedProducer
+from gemmkit.kernels.sm90.routes import StagedProducer
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, Padded, Planar, Planes, RowMajor, Swizzled
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp, dual

@@ -13,9 +13,8 @@ from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels.collectives.pipeline import Pipeline
 from gemmkit.kernels.sm90 import mainloop, store
-from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer
+from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, Tma
 from gemmkit.kernels.sm90.store import TmaStore, VectorStore
-from gemmkit.kernels.sm90.tma import Tma
 from gemmkit.layouts import ColMajor, Matricised, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.plan import Plan

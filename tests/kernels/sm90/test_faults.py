@@ -16,7 +16,7 @@ from gemmkit.kernels.collectives import pipeline
 from gemmkit.kernels.collectives import pipeline as warpgroups
 from gemmkit.kernels.collectives.pipeline import Pipeline
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.kernels.sm90 import kernel, mainloop, staged, store
+from gemmkit.kernels.sm90 import kernel, mainloop, routes, store
 from gemmkit.ptx.barriers import cluster_rank, mbarrier_arrive_at, mbarrier_expect
 from tests.support.machines import MACHINES, reference, whole
 from tests.support.patches import Seeded
@@ -108,7 +108,7 @@ FAULTS = {
     "a consumer does not wait for what warps write": Fault(Pipeline, "wait", errors.UninitialisedRead, size=WARPS),
     "TMA does not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError),
     "warps do not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError, size=WARPS),
-    "warps write without a fence": Fault(staged, "fence_async", errors.ProxyError, size=WARPS),
+    "warps write without a fence": Fault(routes, "fence_async", errors.ProxyError, size=WARPS),
     "warps do not say that a stage is full": Fault(Pipeline, "commit", errors.DeadlockError, size=WARPS),
     "more bytes are expected than come": Fault(pipeline, "mbarrier_expect", errors.DeadlockError, instead=more_bytes),
     "stages are not given back": Fault(Pipeline, "release", errors.DeadlockError),

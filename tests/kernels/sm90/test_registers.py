@@ -16,7 +16,7 @@ from gemmkit.kernels.collectives import pipeline
 from gemmkit.kernels.sm90 import mainloop, rewrite
 from gemmkit.kernels.sm90.mainloop import PermutedPlanes, RegisterMainloop, Transformed, permuted
 from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer, Rewrite
-from gemmkit.kernels.sm90.tma import Tma
+from gemmkit.kernels.sm90.routes import Tma
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangular
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp

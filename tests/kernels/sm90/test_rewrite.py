@@ -14,8 +14,7 @@ from gemmkit.kernels.sm90 import rewrite
 from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.kernels.sm90.mainloop import RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import PartRewrite, Rewrite, RewriteProducer, Transpose
-from gemmkit.kernels.sm90.staged import StagedRoute
-from gemmkit.kernels.sm90.tma import Tma
+from gemmkit.kernels.sm90.routes import StagedRoute, Tma
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe

@@ -17,7 +17,7 @@ from gemmkit.emulator.errors import DeadlockError, ProtocolError, RaceError
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.functions import einsum
 from gemmkit.kernels.sm90 import epilogue_load, store
-from gemmkit.kernels.sm90.staged import CpAsyncLines
+from gemmkit.kernels.sm90.routes import CpAsyncLines
 from gemmkit.kernels.sm90.store import InterleavedStore, TileStore, TmaStore, VectorStore
 from gemmkit.layouts import ColMajor, Matricised, RowMajor
 from gemmkit.operators import WGMMAOp
