@@ -102,6 +102,7 @@ def test_symmetric_operand(machine: Any, dtype: str, hermitian: bool, uplo: str,
     np.testing.assert_array_equal(found, 2 * (whole_a @ wide if side == "L" else wide @ whole_a) + 3 * c.astype("c16"))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("side", ["L", "R"])

@@ -116,6 +116,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("what", WRITERS)
 def test_compiling_a_write_to_what_is_no_output_names_the_line(what: str) -> None:

@@ -38,6 +38,7 @@ def test_reductions(machine: Any, family: str, kind: str, op: str, shape: tuple[
         same(found, expected(op, 2 * product, 1 if kind == "rows" else 0), op)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong", "one-1x2", "two-2x2"])
@@ -62,6 +63,7 @@ def test_an_observer_alone(machine: Any, family: str) -> None:
         np.testing.assert_array_equal(machine.numpy(sums), a.astype("f8").sum(1))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,6 +79,7 @@ def test_what_is_stored_beside(machine: Any, family: str) -> None:
     assert is_poison(found)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1"])
@@ -101,6 +104,7 @@ def test_as_chosen_and_planned(machine: Any, dtype: str, rng: np.random.Generato
         np.testing.assert_array_equal(machine.numpy(best), (a[0].astype("f8") @ b[:, 0].astype("f8")).argmax())
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 def test_nothing_is_allocated_or_stored() -> None:
     """In the machine's code only states are stored: none of the stores of D's tile is left."""

@@ -55,6 +55,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str) -
         np.testing.assert_array_equal(found, a.astype("f8").sum(1))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)

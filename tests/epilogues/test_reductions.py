@@ -239,6 +239,7 @@ def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
         same(found, expected("sumsq", product, 1 if kind == "rows" else 0), "sumsq")
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -276,6 +277,7 @@ def test_stacks(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(columns), product.max(-2))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("shape", [(13, 17, 5), (1, 1300, 16), (16, 2048, 2048)], ids=str)

@@ -136,6 +136,7 @@ class Drawn:
         return own + 4 * (2.0**-52 if is_wide and not (self.has_c and dtype.itemsize < 8) else 2.0**-22)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("b_dtype", ["?", "i1", "i2"])
 def test_bools_are_compiled_as_bytes(b_dtype: str) -> None:
     """In a group, whose multistage kernel packs fragments into words."""
@@ -200,6 +201,7 @@ def computed(machine: Any, drawn: Drawn) -> np.ndarray:
     return gk.matmul(a, b, **given)
 
 
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("seed", range(240))
 @pytest.mark.sample(16)

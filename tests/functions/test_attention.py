@@ -302,6 +302,7 @@ def test_lengths_of_keys(machine: Any, session: Any, queries: int, mask: Any, wh
         close(found[batch:batch + 1], reference(*one, visible=visible), lse[batch:batch + 1])
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("where", ["list", "int32"])
@@ -558,6 +559,7 @@ def strided(rng: np.random.Generator, x: np.ndarray, layout: str) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(25)
 @on_machines
 @pytest.mark.parametrize("number", range(25))

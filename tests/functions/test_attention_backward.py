@@ -162,6 +162,7 @@ MASKS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("rows", [(20, 37), (45, 18), (1, 1)], ids=str)
@@ -239,6 +240,7 @@ def test_head_sizes(machine: Any, session: Any, head_dim: int, width: int, dtype
         check(machine, arrays, grad)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("kind", ["rows of 66", "backwards", "odd base"])
@@ -251,6 +253,7 @@ def test_views(machine: Any, session: Any, kind: str, rng: np.random.Generator) 
         check(machine, arrays, grad, mask=Causal(), scale=0.3, cut=cut, visible=lambda m, n, h, b: n <= m + keys - queries)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("kind", ["heads", "batch", "both"])
 def test_axes_of_stride_zero(session: Any, kind: str, rng: np.random.Generator) -> None:
     """There is one gradient for each element, as PyTorch asks for of an expanded tensor."""
@@ -296,6 +299,7 @@ def test_scales(machine: Any, session: Any, scale: float, rng: np.random.Generat
         check(machine, arrays, grad, scale=scale)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("rows", ["every third", "all", "negative"])
@@ -396,6 +400,7 @@ SCORES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("mask", ["none", "causal"])
@@ -412,6 +417,7 @@ def test_scores(machine: Any, session: Any, score: str, mask: str, rng: np.rando
 
 # -- drawn ------------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("number", range(80))
@@ -457,6 +463,7 @@ CASES_CODE: dict[str, tuple[int, int, Any, str, list[int]]] = {
 SPILLED = {"dk, dv 128, causal": 8}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CASES_CODE)

@@ -119,6 +119,7 @@ def test_numbers_that_are_none_stay_in_their_blocks(machine: Any) -> None:
     assert abs(values[1, 300] / 3e38 + 1) < 0.1 and values[1, 301] == 0
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_a_norm_is_quantised_in_its_launch(machine: Any, rng: np.random.Generator) -> None:
     """Of views: rows lie apart, and so do those of the result; what lies between stays as it was."""
@@ -165,6 +166,7 @@ def test_scales_that_do_not_fit() -> None:
 
 # -- the kernel as compiled -----------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("columns, block", [(128, 128), (7168, 128), (7168, 0)])
 def test_a_row_is_read_once(columns: int, block: int) -> None:

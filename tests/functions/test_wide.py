@@ -220,6 +220,7 @@ def ptx_of(conf: Any, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, in
     return ahead.compile_config(conf, operands=arrays, gemm_shape=dict(zip("MNK", sizes))).ptx
 
 
+@pytest.mark.kin(1)
 def test_the_wide_class_compiles_and_multiplies_in_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop over coordinates, a square root of one, a function of them: all that user code may do with 32-bit ones."""
     def noise(x: Any, m: int, n: int) -> Any:

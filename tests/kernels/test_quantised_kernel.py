@@ -105,6 +105,7 @@ def test_bfloat16(machine: Any, m: int, n: int, k: int, bits: int, symmetric: bo
     assert np.array_equal(product(machine, a, b), expected(a, b))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_bfloat16_as_compiled(rng: np.random.Generator) -> None:
     b, a = weights(rng, 128, 36, 4, 64, False, BF16), whole(rng, (3, 128), BF16, 2)

@@ -94,6 +94,7 @@ def emulators_kind(expression: Expression, rng: np.random.Generator) -> Any:
     return None
 
 
+@pytest.mark.kin(1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_devices_types_are_the_emulators() -> None:
     rng = np.random.default_rng(SEED)
@@ -148,6 +149,7 @@ def compiled(batch: list[Expression]) -> Callable[..., list]:
     return on_host(function([e.text for e in batch]), TYPES, DTYPES, [dtype_of(e.kind) for e in batch])
 
 
+@pytest.mark.kin(1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_integers_are_equal() -> None:
     """The device's code, run on this machine's processor: to the bit, at any size."""
@@ -214,6 +216,7 @@ def within(expression: Expression, x: Any, y: Any) -> bool:
     return ulps(x, y) <= bound
 
 
+@pytest.mark.kin(1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_single_operations_have_the_emulators_values() -> None:
     """A sample: the device's code on this machine's processor, whose mathematical functions are not the GPU's but as good."""

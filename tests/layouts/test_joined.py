@@ -25,6 +25,7 @@ from tests.support.machines import is_poison, on_machines, poison, whole
 # Values are small whole numbers, so results are right or wrong.
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(32)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)

@@ -62,6 +62,7 @@ def test_every_tile_of_the_half_once(order: Any, tile: tuple[int, int], upper: b
 
 # -- values -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("half", HALVES)
@@ -95,6 +96,7 @@ def hopper(half: str, M: int, N: int, schedule: str = "cooperative", cluster: tu
         global_d_layout=Symmetric(layout(dtype), half))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("half", HALVES)
@@ -111,6 +113,7 @@ def test_by_tma(machine: Any, n: int, mapping: str, half: str, rng: np.random.Ge
         check(machine.numpy(out), product(x), half)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("half", HALVES)
@@ -122,6 +125,7 @@ def test_a_stack(machine: Any, half: str, rng: np.random.Generator) -> None:
         check(machine.numpy(out), product(x), half)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("mapping", ["two", "pingpong"])
@@ -139,6 +143,7 @@ def test_c_and_an_epilogue(machine: Any, half: str, mapping: str, rng: np.random
         check(machine.numpy(out), wanted, half)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("half", HALVES)

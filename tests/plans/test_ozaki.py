@@ -125,6 +125,7 @@ CASES = [(5, 6, 7, "C", "C", "C", 14), (9, 21, 70, "F", "C", "F", 13), (18, 3, 3
          (11, 1, 40, "C", "C", "C", 14)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("M", "N", "K", "of_a", "of_b", "of_d", "count"), CASES)
 @on_machines
@@ -154,6 +155,7 @@ def test_rows_that_are_graded(machine: Any, rng: np.random.Generator) -> None:
     check(multiplied(machine, spread, b), spread, b)
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_cancellation(machine: Any) -> None:
     """Whole numbers are exact, where the float64 product rounds away all of the result."""
@@ -248,6 +250,7 @@ def test_nothing_to_multiply(machine: Any) -> None:
         assert d.shape == (M, N) and not d.any()
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_vectors(machine: Any, rng: np.random.Generator) -> None:
     a, v = rng.standard_normal((6, 9)), rng.standard_normal(9)
@@ -264,6 +267,7 @@ def test_default_results_are_as_they_were(rng: np.random.Generator) -> None:
     assert not made.problem.moduli and type(made).__name__ == "Compiled"
 
 
+@pytest.mark.kin(1)
 def test_explain_and_tune() -> None:
     a = np.empty((512, 512))
     said = gk.explain(a, a, precision="ozaki15")

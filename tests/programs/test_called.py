@@ -158,6 +158,7 @@ def test_functions_of_rows(columns: int, rng: np.random.Generator) -> None:
 ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("f", ACTIVATIONS, ids=activations.__all__)
 def test_every_activation_in_every_form(f: Callable[[Any], Any], rng: np.random.Generator) -> None:
@@ -249,6 +250,7 @@ class Swish(gk.Component):
         return x / (1.0 + math.exp(-self.beta * x)) + self.table[n]
 
 
+@pytest.mark.kin(1)
 def test_a_users_own_component(rng: np.random.Generator) -> None:
     for mapping in (None, MULTISTAGE):
         check(of_tiles, half(rng, 70, 24), half(rng, 24, 72), poisoned(70, 72), Swish(1.5, half(rng, 72)), mapping=mapping)
@@ -411,6 +413,7 @@ def test_elements_of_arrays_of_whole_numbers_are_whole(dtype: Any, rng: np.rando
         check(looked_up, half(rng, 70, 24), half(rng, 24, 72), rows, columns, poisoned(70, 72), mapping=mapping)
 
 
+@pytest.mark.kin(1)
 def test_whole_numbers_in_rounds(rng: np.random.Generator) -> None:
     table = half(rng, 6, 6, dtype=F32)
 
@@ -430,6 +433,7 @@ def test_whole_numbers_in_rounds(rng: np.random.Generator) -> None:
         check(biased_chain, a, b, c, rows, columns, poisoned(44, 32), mapping=mapping, tolerance=8e-3)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("mapping", [gk.Mapping(), gk.Mapping({"n": 32}, ahead=False), MULTISTAGE], ids=["", "read ahead", "multistage"])
 def test_whole_numbers_beyond_float32_are_compared_exactly(mapping: gk.Mapping, dtype: Any, rng: np.random.Generator) -> None:
@@ -811,6 +815,7 @@ def test_other_sizes_with_other_components_derive_nothing(launched: Launched, de
         assert derived == ["of_tiles"] and launched.count == 3
 
 
+@pytest.mark.kin(1)
 def test_a_kept_plan_keeps_no_array_of_a_component(launched: Launched) -> None:
     with stand_ins.library("cupy") as make:
         a, b, d, vector = make(64, 64), make(64, 64), make(64, 64), make(64)
@@ -871,6 +876,7 @@ def test_a_plan_takes_components_of_its_kind_alone(rng: np.random.Generator) -> 
 
 # -- compiled, and on a GPU -------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("called", ["a mask", "a score", "a condition"])

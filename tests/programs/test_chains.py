@@ -139,6 +139,7 @@ def by_columns(a: Any, b: Any, d: Any) -> None:
         d[m] = out
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}), gk.Mapping({"n": 32}, across=False), gk.Mapping({"n": 32}, kernel="multistage")],
                          ids=["", "apart", "multistage"])
 def test_rounds_that_bound_a_product_or_take_a_transpose(mapping: gk.Mapping) -> None:
@@ -180,6 +181,7 @@ def test_anchors_change_nothing_but_the_order(mapping: gk.Mapping) -> None:
         listing.attention.plan(*arrays, 0.125, mapping=gk.Mapping(ahead=False, anchored=True))
 
 
+@pytest.mark.kin(1)
 def test_a_mapping_is_in_the_text() -> None:
     given = text(gk.Mapping({"m": 64, "n": 32}, warpgroups=1, stages={"q": 2, "k": 3, "v": 4}, places={"p": "registers"}))
     assert "k_tile = StagedTile('float16', lines=32," in given and "WARPGROUPS = Warpgroups(1, 1," in given

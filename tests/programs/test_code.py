@@ -397,6 +397,7 @@ def test_machine_code_without_wgmma(name: str, device: Any) -> None:
         assert loads <= exact[1]                       # two products that take the same A may load it once
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("name", ["gemm", "transposed", "dual", "causal", "mlp"])
 @pytest.mark.parametrize("width", [32, 64])
 def test_loads_and_copies_meet_in_no_bank(name: str, width: int) -> None:

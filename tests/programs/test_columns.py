@@ -74,6 +74,7 @@ def drawn(seed: int) -> tuple[gp.Program, tuple, gk.Mapping, dict[str, float]]:
     return listing.zero_points_of_weights, arrays, mapping, dict(of_all=0.25)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40, at=1)
 @pytest.mark.parametrize("seed", range(80))
 def test_drawn(seed: int) -> None:
@@ -132,6 +133,7 @@ def two_loops(x: Any, w: Any, h: Any, u: Any, d: Any, y: Any, z: Any) -> None:
             z[n] = gp.where(lambda j: j < 100, last, -1.0)
 
 
+@pytest.mark.kin(1)
 def test_cells_that_two_loops_add_to(rng: np.random.Generator) -> None:
     arrays = wide(rng, 35, 72), wide(rng, 72, 131), wide(rng, 35, 72), wide(rng, 72, 131)
     check(two_loops, *arrays, nothing(35, 131), nothing(131), nothing(131, dtype=F16), mapping=gk.Mapping({"n": 64}, warpgroups=1),

@@ -76,6 +76,7 @@ def test_dtypes(drawn: Drawn, dtype: Any, out: Any) -> None:
     check(listing.gemm, drawn(70, 72, dtype=dtype), drawn(72, 80, dtype=dtype), empty(70, 80, dtype=out))
 
 
+@pytest.mark.kin(1)
 def test_transposed_operands(drawn: Drawn) -> None:
     check(listing.transposed, drawn(168, 136), drawn(77, 168), empty(136, 77))
 
@@ -180,6 +181,7 @@ def begun(a: Any, b: Any, c: Any, bias: Any, x: Any, y: Any, d: Any, e: Any, alp
             e[n] = sums
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("gpu", [device.H100, device.A100], ids=["H100", "A100"])
 @pytest.mark.parametrize("shape", [(70, 72, 72, 40), (131, 136, 40, 8), (8, 67, 8, 136)])
@@ -216,6 +218,7 @@ def normed_chain(a: Any, b: Any, c: Any, gamma: Any, d: Any) -> None:
         d[m] = centred * gp.rsqrt((centred * centred).mean(axis=1) + 0.1) * gamma - out.min(axis=1)
 
 
+@pytest.mark.kin(1)
 def test_words_of_rows_beside_products(drawn: Drawn) -> None:
     check(gk.program(clipped), drawn(70, 72), drawn(72, 80), empty(70, 80))
     check(gk.program(normed_chain), drawn(70, 64), drawn(90, 64, scale=0.2), drawn(90, 64, scale=0.2), drawn(64),

@@ -17,6 +17,7 @@ F16, F32 = np.float16, np.float32
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn(seed: int) -> None:
@@ -57,6 +58,7 @@ KINDS = {"dropped", "not added", "one group less", "not advanced", "too early", 
 PARTS = 24                             # of a text's faults
 
 
+@pytest.mark.kin(1)
 def test_texts_have_all_kinds_of_faults() -> None:
     """And what is said to be harmless is in them; every run of a text is one of that text."""
     known = {name: list(derived.faults(derived.planned(name).text)) for name in derived.TEXTS}
@@ -68,6 +70,7 @@ def test_texts_have_all_kinds_of_faults() -> None:
         assert len({derived.planned(name, run=run).text for run in range(len(text.runs))}) == 1
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(45)
 @pytest.mark.parametrize("name, part", [(name, part) for name in derived.TEXTS for part in range(PARTS)])
 def test_faults_are_found(name: str, part: int) -> None:

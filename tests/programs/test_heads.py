@@ -161,6 +161,7 @@ def test_layers(kernel: str) -> None:
         layers.plan(chains.half(rng, 70, 72), chains.half(rng, 3, 72, 72), chains.empty(70, 72), mapping=mapping)
 
 
+@pytest.mark.kin(1)
 def test_defaults_of_heads() -> None:
     """Of 32 and 64: three warpgroups in turns, of 80 with fewer keys; of 96: two, and three stages."""
     found = {}
@@ -174,6 +175,7 @@ def test_defaults_of_heads() -> None:
     assert found == {32: three, 40: three, 64: three, 80: (3, 96, 2, 3, True), 96: two, 128: (2, 128, 2, 2, False)}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=["f16", "bf16"])
@@ -220,6 +222,7 @@ def test_keys_that_are_wider_than_values_of_512(machine: Any, rng: np.random.Gen
     chains.check_close([in_halves(machine.numpy(o))], wanted, near)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("device", [H100, A100], ids=["wgmma", "mma"])

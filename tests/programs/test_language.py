@@ -457,6 +457,7 @@ def test_conditions_in_rows() -> None:
     np.testing.assert_array_equal(count, wanted[1])
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("alpha", [2.0, 3.0])
 def test_conditions_in_rounds(kernel: str, alpha: float) -> None:
@@ -478,6 +479,7 @@ def test_conditions_in_rounds(kernel: str, alpha: float) -> None:
     np.testing.assert_allclose(e, hits, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_conditions_as_compiled() -> None:
     """The PTX of comparisons and of what joins them, NaN among their numbers."""

@@ -79,6 +79,7 @@ def run(machine: Any, program: Any, kernel: str, arrays: list[np.ndarray], resul
 WIDTHS = [(64, 64, 64), (48, 40, 24), (256, 256, 256), (16, 136, 8), (96, 200, 72)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(6)
 @on_machines
 @KERNELS
@@ -98,6 +99,7 @@ def test_columns_that_are_not_there_are_nothing(machine: Any, kernel: str, rng: 
     run(machine, normalised, kernel, arrays, results=2)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("a,b,c", [(30, 18, 10), (34, 50, 6), (22, 270 - 16, 2)])
@@ -120,6 +122,7 @@ def test_rows_that_end_at_odd_columns(machine: Any, rng: np.random.Generator) ->
     assert np.allclose(found[:, 2:15], expected, atol=0.02) and np.isnan(np.delete(found, np.s_[2:15], 1)).all()
 
 
+@pytest.mark.kin(1)
 @on_machines
 @KERNELS
 def test_transposed_and_read_again(machine: Any, kernel: str, rng: np.random.Generator) -> None:
@@ -127,6 +130,7 @@ def test_transposed_and_read_again(machine: Any, kernel: str, rng: np.random.Gen
     run(machine, residual, kernel, [half(rng, 131, 64), half(rng, 64, 48), half(rng, 48, 64), poison((131, 64), F16)])
 
 
+@pytest.mark.kin(1)
 @on_machines
 @KERNELS
 def test_stacks(machine: Any, kernel: str, rng: np.random.Generator) -> None:

@@ -72,6 +72,7 @@ def chain(program: Any, given: list[Any], **more: Any) -> Any:
     return chain_of(program.traced(program.bound(tuple(given), more)))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("name", ORDERED)
 def test_what_is_not_recognised_keeps_its_order(name: str) -> None:
     given, more = arrays(), dict(scale=1.0, update=ORDERED[name], begin=float)

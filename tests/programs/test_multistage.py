@@ -68,6 +68,7 @@ def test_drawn(seed: int) -> None:
             assert sums_up or "bytes of shared memory" in str(error)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(80, at=35)
 @pytest.mark.parametrize("draw", [chains.drawn_case, chains.drawn_lengths, chains.drawn_shares], ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("seed", range(120))
@@ -80,6 +81,7 @@ def test_drawn_chains(draw: Any, seed: int) -> None:
             assert mapping.splits and "splits=" in str(error) and program.function.__name__ in chains.NO_SHARES
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 8, 8), (0, 8, 8), (131, 137, 167), (64, 67, 64), (129, 67, 33)])
 def test_odd_sizes(m: int, n: int, k: int) -> None:

@@ -75,6 +75,7 @@ def test_pieces(mapping: str, offsets: str, seen: Any, rng: np.random.Generator)
     assert plan.is_empty == (offsets == "none")
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_offsets_that_are_none(machine: Any, rng: np.random.Generator) -> None:
     """No row beyond the array is read or written, wherever offsets point; keys that end before they begin are none."""

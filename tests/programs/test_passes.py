@@ -42,6 +42,7 @@ def judged(chosen: list[passes.Seed], cases: dict[str, passes.Case]) -> list[pas
     return list(passes.run_all(chosen, cases, 2, by_tests=False))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_one_thinks_of(name: str, cases: dict[str, passes.Case]) -> None:
     module, function, operator, before, after = FAULTS[name]
@@ -51,6 +52,7 @@ def test_a_fault_that_one_thinks_of(name: str, cases: dict[str, passes.Case]) ->
     assert passes.verdict(finding) not in (*passes.NO_FAULT, "survived"), finding
 
 
+@pytest.mark.kin(1)
 def test_each_pass_has_candidates() -> None:
     """Of most operators, and in most functions."""
     for module in passes.PASSES:
@@ -59,6 +61,7 @@ def test_each_pass_has_candidates() -> None:
     assert {seed.operator for module in passes.PASSES for seed in passes.seeds(module)} == set(passes.OPERATORS)
 
 
+@pytest.mark.kin(1)
 def test_a_drawn_sample_is_found(cases: dict[str, passes.Case]) -> None:
     """Of what these cases run: lines of texts and events that are left out or change places, which no plan can do without."""
     kinds = ("line dropped", "lines swapped", "statement dropped", "holes swapped")

@@ -211,6 +211,7 @@ def test_elements_of_rows_and_of_pieces(machine: Any, mapping: str, columns: int
     check(machine, gated, [x, w, v, cuts, bias, scale, d, sums], 2, MAPPINGS[mapping], columns)
 
 
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("mapping", ["", "rows"])
 def test_sums_of_columns(machine: Any, mapping: str, rng: np.random.Generator) -> None:
@@ -290,6 +291,7 @@ def test_rows_from_and_to_where_arrays_say(machine: Any, mapping: str, columns: 
                 NAMED[mapping], 2)
 
 
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mapping", ["", "three"])
@@ -334,6 +336,7 @@ def test_drawn_names_on_a_gpu(program: gk.Program, mapping: str, rng: np.random.
         assert cupy.array_equal(d.view(np.int16), wanted.view(np.int16))
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_offsets_that_are_none(machine: Any, rng: np.random.Generator) -> None:
     """No row beyond the array is read or written, wherever offsets point; pieces that end before they begin are none."""
@@ -391,6 +394,7 @@ def test_drawn_pieces_on_a_gpu(program: gk.Program, mapping: str, rng: np.random
 
 # -- texts ------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 def test_texts_are_sound(rng: np.random.Generator) -> None:
     x, w, y, cuts = normal(rng, 300, 104), normal(rng, 3, 104, 136), normal(rng, 300, 136), np.array([0, 100, 100, 300])
     for mapping in MAPPINGS.values():

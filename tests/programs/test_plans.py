@@ -122,6 +122,7 @@ CALLS = {"rows": (scaled_rows, lambda: [halves(5, 24), np.full((5, 24), np.nan, 
                     dict(scale=64.0, factor=-1.0), dict(scale=32.0, factor=2.0))}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name, mapping", [("rows", {}), ("tiles", {}), ("tiles", dict(kernel="multistage")), ("chains", {}),
                                            ("chains", dict(splits=2, blocks={"n": 16})), ("chains", dict(kernel="multistage"))], ids=str)
@@ -163,6 +164,7 @@ def test_a_call_with_another_number_derives_nothing() -> None:
     assert planned(*heads(), visible=chains.causal, scale=0.25) is first and planned(*heads(), visible=chains.causal, scale=0.0) is not first
 
 
+@pytest.mark.kin(1)
 @pytest.mark.usefixtures("device")
 def test_code_that_changes_is_derived_anew(rebound: Set) -> None:
     """A constant and a helper that a score names, and what it captured."""

@@ -277,6 +277,7 @@ def both_ways(x: Any, w: Any, y: Any) -> None:
         y[m] = out
 
 
+@pytest.mark.kin(1)
 @KERNELS
 def test_products_of_the_same_blocks_are_told_apart(kernel: str) -> None:
     chains.check(both_ways, [drawn_text(20, 64), drawn_text(2, 64, 64), np.full((20, 64), np.nan, F32)], gk.Mapping(warpgroups=1, kernel=kernel))

@@ -154,6 +154,7 @@ def outcome(call: Call, seen: list[Launched]) -> Any:
     return tuple(seen)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SERIES)
 @pytest.mark.parametrize("seed", range(12))
@@ -184,6 +185,7 @@ def bound(replaced: Seeded) -> list[Any]:
     return grids
 
 
+@pytest.mark.kin(1)
 def test_another_length_copies_a_launch(seen: list[Launched], derived: list[str]) -> None:
     """It derives nothing, and asks the driver nothing about the kernel. What the mapping or the text depends on does: another
     head size, few rows, a mask, a number that is not positive, rows that TMA cannot take."""
@@ -279,6 +281,7 @@ def test_calls_of_attention_that_come_again_compute(how: str, rng: np.random.Gen
         assert np.abs(machine.numpy(out) - wanted).max() < 4e-3
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_strides_of_what_is_held_are_a_calls_own(machine: Any, rng: np.random.Generator) -> None:
     """Of calls one after the other whose arrays differ in their strides, and a program's residual in its size."""

@@ -168,6 +168,7 @@ def test_a_block_has_a_map_of_its_own() -> None:
         assert "def kernel(sizes, map_a, map_a_2, d, y):" in plan.text
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*TILES, *CHAINS])
@@ -190,6 +191,7 @@ def weights(a: Any, b: Any, largest: Any, y: Any) -> None:
         y[m] = gp.exp(acc - top)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_maps_are_counted_among_maps() -> None:
     """The kernel's parameters that are tensor maps have a numbering of their own, whatever lies between them."""

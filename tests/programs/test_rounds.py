@@ -134,6 +134,7 @@ def test_what_exponents_are_shifted_by_has_a_line(mapping: gk.Mapping, dtype: An
 
 # -- texts ------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 def test_blocks_behind_a_length_are_not_loaded() -> None:
     """The rounds of tiles of 64 rows on blocks of 64 places, counted by the producer's loads of K in the emulator."""
     loads: list[int] = []
@@ -348,6 +349,7 @@ def test_growth(growth: float, dtype: Any) -> None:
     assert np.abs(o.astype(float) - exact).max() <= (2e-2 if dtype is ml_dtypes.bfloat16 else 3e-3) * np.abs(exact).max()
 
 
+@pytest.mark.kin(1)
 def test_rows_are_left_as_they_are() -> None:
     """Of maxima that grow by a factor of 2 a round sums are never scaled, of 2^20 in every round."""
     def times(growth: float, mapping: gk.Mapping) -> int:

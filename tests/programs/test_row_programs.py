@@ -133,6 +133,7 @@ def test_views(drawn: Any) -> None:
     check(listing.layernorm, x[:, :37], drawn(74)[::2], drawn(38)[1:], columns.T, eps=0.1)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn(seed: int) -> None:

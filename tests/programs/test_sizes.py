@@ -188,6 +188,7 @@ def test_a_new_length_derives_nothing(derivations: list[str]) -> None:
     assert named_functions_run(lambda: plan(listing.attention, *heads(16, 4101, 4000), scale=0.25, visible=chains.causal)) <= 700
 
 
+@pytest.mark.kin(1)
 def test_500_sizes_of_attention_have_few_texts(derivations: list[str]) -> None:
     rng = np.random.default_rng(5)
     texts = {plan(listing.attention, *heads(int(rng.integers(1, 65)), int(2 ** rng.uniform(0, 13)), int(2 ** rng.uniform(0, 14))),

@@ -60,6 +60,7 @@ OURS = {**{name: MAPPINGS[name] for name in ("", "two", "multistage", "plain", "
         "cluster": gk.Mapping({"n": 32}, cluster={"m": 2}), "shares": gk.Mapping({"n": 32}, kernel="multistage", splits=2)}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("seen", [None, masks.Causal(), masks.Window(20, 10), chains.window], ids=["all", "causal", "window", "free"])
 @pytest.mark.parametrize("bounds", BOUNDS)

@@ -306,6 +306,7 @@ def test_a_barrier_makes_stores_visible_on_the_gpu(rng: np.random.Generator) -> 
 
 # -- atoms are told apart by their names -----------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 def test_no_two_atoms_share_a_name() -> None:
     """An atom that a component holds is known by its name: two of one name would be one compile-time value."""
     import gc

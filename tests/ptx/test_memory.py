@@ -285,6 +285,7 @@ def test_there_is_no_branch() -> None:
     assert leaves_nothing(ptx) and not lines_with(ptx, "bra") and len(lines_with(ptx, "ld.global")) == 5
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(32)
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])

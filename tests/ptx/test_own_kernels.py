@@ -84,6 +84,7 @@ def kernel(out):
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("first", FIRST)
 def test_a_process_may_begin_with_a_kernel_of_its_own(first: str) -> None:
     """Nothing of gemmkit's was called before; and a kernel that uses nothing of it is the same before and after."""

@@ -237,6 +237,7 @@ def loop_kernel(d: Any, a: Any, b: Any, stages: int, case: Any) -> None:
     each(put, halves(sums) if case.is_packed else sums, d, case.map_c)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("spec, opcode", [
     (WgmmaSpec(128, F16, F16, F32), "HGMMA.64x128x16.F32 "),

@@ -23,6 +23,7 @@ def test_the_decompositions_are_those_that_are_measured(name: str) -> None:
     assert texts[0] == texts[1] and len(texts[0]) == 1
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     shown = [block.text for block in markdown.blocks(PAGE) if block.language == "text"]

@@ -90,6 +90,7 @@ def matrices(m: int, n: int, k: int, dtype: str = "f4") -> tuple[np.ndarray, np.
 
 # -- in the emulator ----------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.compile
 def test_emulated_variants_are_compiled_and_checked_and_have_no_times() -> None:

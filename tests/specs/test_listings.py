@@ -291,6 +291,7 @@ def test_attention(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(out, weights @ v.astype(float) / weights.sum(1, keepdims=True), atol=5e-3)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_its_code() -> None:
     code = attention.compile("row", "col", "col", "row")

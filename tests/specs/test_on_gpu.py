@@ -58,6 +58,7 @@ def emulated(drawn: Drawn) -> None:
     drawn.check(out, a, b)
 
 
+@pytest.mark.kin(1)
 @hypothesis.settings(max_examples=3)                 # those of `test_many_drawn_in_the_emulator` are many
 @hypothesis.given(schedules())
 def test_drawn_in_the_emulator(drawn: Drawn) -> None:

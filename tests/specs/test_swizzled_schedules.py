@@ -180,6 +180,7 @@ def test_layouts_by_shape(layout: str) -> None:
 
 # -- prefetches -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("how", [lambda s: s.prefetch, lambda s: s.prefetch.through(RF)], ids=["cp.async", "registers"])
 @pytest.mark.parametrize("sizes", [(64, 64, 96), (60, 56, 40), (128, 64, 32)])

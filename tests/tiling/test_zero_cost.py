@@ -155,6 +155,7 @@ def test_shared_stores_are_register_plus_immediate(how: Copy) -> None:
     assert offsets == expected
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(18)
 @every_copy
 def test_machine_code_is_the_same(how: Copy) -> None:

@@ -148,6 +148,7 @@ def test_operands_larger_than_the_cache_have_one_copy() -> None:
 
 # -- the caller's side -------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 def test_results_and_times(measuring: Measuring) -> None:
     (result,) = measuring.result(0, 30)
     assert np.array_equal(np.frombuffer(result, np.uint8), X * 2)
@@ -170,6 +171,7 @@ def test_a_candidate_that_fails_takes_nothing_with_it(measuring: Measuring, numb
     measuring.forget(5)
 
 
+@pytest.mark.kin(1)
 def test_nothing_is_left_behind() -> None:
     with Measuring(memory(), [X.tobytes(), b""], (0, 1), 0, COMMAND) as process:
         process.keep(0, job("double"))

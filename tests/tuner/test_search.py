@@ -481,6 +481,7 @@ def test_nothing_is_kept_without_a_folder(folder: Path, measured: Any, environme
     assert not found.kept and found.best.ratio == pytest.approx(2.0) and "nothing is kept on disk" in str(found)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_candidates_are_compiled_side_by_side(folder: Path, replaced: Seeded) -> None:
     """For real: kernels in the cache, which are those that are launched."""

@@ -249,6 +249,7 @@ def test_each_kernel_is_tried_once_and_what_cannot_be_is_told(folder: Path, meas
     assert all(error in str(found) for error in map(str, refused.values()))
 
 
+@pytest.mark.kin(1)
 def test_a_chain_has_orders_to_try(folder: Path, measured: Any) -> None:
     measured(lambda number: 90.0)
     found = listing.attention.tune(*heads(), 0.125)
@@ -326,6 +327,7 @@ def test_an_entry_that_no_kernel_takes(folder: Path, measured: Any) -> None:
             assert listing.gemm.plan(*product()).text == default.text
 
 
+@pytest.mark.kin(1)
 def test_components_and_the_signs_of_numbers_are_part_of_it(folder: Path, measured: Any) -> None:
     measured(lambda number: 50.0 if number == 1 else 90.0)
     a, b, d = product()
@@ -374,6 +376,7 @@ def test_numbers_of_shares_are_tried(folder: Path, measured: Any) -> None:
     assert str(found).startswith("attention: q 8x16x128 float16, k 8x32768x128 float16, v 8x32768x128 float16, o ")
 
 
+@pytest.mark.kin(1)
 def test_where_shares_come_in_the_list(folder: Path) -> None:
     """First where the default has them; last where tiles are enough; not at all where no rule merges their cells."""
     def first(program: gk.programs.Program, *arrays: Any, **more: Any) -> list[str]:

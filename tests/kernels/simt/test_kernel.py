@@ -97,6 +97,7 @@ def test_any_legal_mapping_gives_the_same_result() -> None:
     run()
 
 
+@pytest.mark.kin(1)
 def test_a_mapping_is_refused_or_right() -> None:
     """Paddings that suit the lines or do not: what is not refused must not fault."""
     refused, right = [], []

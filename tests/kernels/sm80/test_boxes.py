@@ -49,6 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # -- by a mapping of small tiles ------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)

@@ -215,6 +215,7 @@ def kernel(dtype: str, size: int, trans: str, device: Any, operator: Any = None)
     return compile_config(conf, device=device, operands=arrays, gemm_shape=dict(M=64, N=64, K=64) if arrays else sizes)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(36)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", SIZES)

@@ -203,6 +203,7 @@ def test_what_is_not_finite(machine: Any) -> None:
     same(np.asarray(machine.numpy(out)), expected("softmax", a.astype("f8") @ b.astype("f8") + c))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 def test_the_same_bits_in_any_order() -> None:
     a, b, _ = operands((64, 60, 16), F16_OF_ROW_EXCHANGE)

@@ -72,6 +72,7 @@ def check(machine: Any, rng: np.random.Generator, sizes: tuple[int, int, int], s
 SIZES = {True: [(80, 48, 272), (67, 37, 131)], False: [(1024, 1040, 1040), (1021, 997, 499), (67, 37, 131), (130, 8, 4096)]}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("rows, columns", KINDS)
@@ -81,6 +82,7 @@ def test_kinds(machine: Any, rows: int, columns: int, rng: np.random.Generator) 
         check(machine, rng, sizes, rows=rows, columns=columns)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["two", "three", "pingpong", "two-2x1", "one-1x2", "two-2x2"])
@@ -90,6 +92,7 @@ def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_bl
         check(machine, rng, sizes, schedule, N=48, rows=1 if "2" in schedule else 128)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(1)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3, StreamK(3)], ids=repr)
@@ -97,6 +100,7 @@ def test_shares_of_k_read_their_own_scales(machine: Any, splits: Any, rng: np.ra
     check(machine, rng, (72, 48, 700) if machine.emulated else (400, 150, 5000), splits=splits)
 
 
+@pytest.mark.kin(1)
 @on_machines
 def test_types_and_orders(machine: Any, rng: np.random.Generator) -> None:
     """A and B of two types, either of them by the other axis, and a bias behind."""
@@ -191,6 +195,7 @@ def test_what_a_product_with_scales_does_not_take() -> None:
 
 # -- machine code -------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_scales_of_columns_have_registers() -> None:
     def config(N: int) -> gk.Config:
@@ -204,6 +209,7 @@ def test_scales_of_columns_have_registers() -> None:
         config(160)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("one", SCALED, ids=lambda one: f"{one.M}x{one.N}")
