@@ -2,7 +2,8 @@
 
 Rows (one problem, small enough that the device always keeps up):
 
-    plan          run(a, b, out=d) of a planned product; the peer is the library's product with out=
+    plan          run(a, b, out=d) of a planned product; the peer is the library's product with out=. `driver_us` is what
+                  the driver's function alone takes for the same launch, called through ctypes: nothing can take less
     matmul        gemmkit.matmul(a, b), everything looked up; the peer is the library's product that allocates
     matmul, in turn
                   products of 8 shapes, one after the other: more than are recognised by the arrays of the last calls alone
@@ -31,6 +32,7 @@ Host times are medians of batches between synchronisations. A batch is shorter t
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import math
@@ -122,8 +124,17 @@ def calls(backend: backends.Backend, wanted: Wanted) -> list[Row]:
         if not wanted(work):
             continue
         ours_us, peer_us = host_us(ours, backend.synchronise), host_us(peer, backend.synchronise)
-        rows.append(row(f"{work} ({backend.name})", ours_us, backend.peer_name(), peer_us, error))
+        further = {"driver_us": host_us(driver_alone(run), backend.synchronise)} if work == "plan" else {}
+        rows.append(row(f"{work} ({backend.name})", ours_us, backend.peer_name(), peer_us, error, **further))
     return rows
+
+
+def driver_alone(run: Any) -> Callable[[], object]:
+    """The last launch of a plan, once more: the driver's function and nothing around it."""
+    bound = run._compiled.launchable.bind()
+    _, at_config, pointers, *_ = bound.frames[-1]
+    function = ctypes.c_void_p(bound.function)
+    return lambda: bound.entry(at_config, function, pointers, None)
 
 
 def doors(backend: backends.Backend, wanted: Wanted) -> list[Row]:
