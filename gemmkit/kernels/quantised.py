@@ -41,8 +41,9 @@ from gemmkit.lang.component_products import ProblemShape, StackShape, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
+from gemmkit.lang.memory import either
 from gemmkit.lang.registers import Fragment, Registers, apply, each, fold, generate, join, registers, split
-from gemmkit.layouts import GroupQuantised, RowMajor
+from gemmkit.layouts import ColumnInterleaved, GroupQuantised, Joined, RowMajor
 from gemmkit.operators.quantised import QuantisedMMAOp
 from gemmkit.ptx.copy_async import prefetch
 from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared
@@ -69,11 +70,14 @@ VECTOR = 8                             # elements of A in 16 bytes
 
 
 class QuantisedSource(NamedTuple):
-    """Both operands, and where a lane's elements lie: its first row of A, its first column of B, its first row of B in an
-    operation, the last row of A, and the last columns of B."""
+    """A, the lane's part of B (words, scales and, where there are any, zeros), and where a lane's elements lie: its first
+    row of A, its first column of its part of B, its first row of B in an operation, the last row of A, and the last columns
+    of a part of B."""
 
     a: Any
     b: Any
+    scales: Any
+    zeros: Any
     row: Any
     column: Any
     k: Any
@@ -108,8 +112,8 @@ class Factors(NamedTuple):
 def run(spec: Any, accumulators: Registers, a: Any, b: Any, work: Work, warp: int, shape: ProblemShape) -> None:
     """The products of a block's share of K, each warp's added to its accumulators."""
     of_n, of_k, lane = warp % spec.warps_n, udiv(warp, spec.warps_n), lane_index()
-    column = work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4
-    source = QuantisedSource(a, b, work.m + udiv(lane, 4), column, lane % 4 * spec.operator.rows, shape.M - 1, shape.N - 4)
+    source = source_of(spec, a, b, work.m + udiv(lane, 4), work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4,
+                       lane % 4 * spec.operator.rows, shape)
     ring = PartRing(registers(spec.words, spec.stages * spec.loads_b), registers(spec.vectors, spec.stages * spec.loads_a),
                     registers(spec.scale_words, spec.stages * spec.fragments_n),
                     registers(spec.zero_words, spec.stages * spec.fragments_n))
@@ -120,6 +124,20 @@ def run(spec: Any, accumulators: Registers, a: Any, b: Any, work: Work, warp: in
     while at < end:
         fold(spec.stages, one_place, 0, spec, ring, accumulators, source, PartWalk(at, end, step))
         at = rolled(at + spec.stages * step)
+
+
+def source_of(spec: Any, a: View, b: View, row: int, column: int, k: int, shape: ProblemShape) -> QuantisedSource:
+    """A lane's source, for a column of D's tile. Of interleaved columns (`gemmkit.layouts.ColumnInterleaved`) a lane's four
+    are of one part, in all of its fragments: octets of two parts alternate."""
+    layout = spec.b.layout
+    if spec.parts == 1:
+        return QuantisedSource(a, b, layout.scales, layout.zeros if spec.has_zeros else layout.scales, row, column, k,
+                               shape.M - 1, shape.N - 4)
+    is_first, first, second = layout.part_of(column) == 0, layout.layout.first, layout.layout.second
+    scales = either(is_first, first.scales, second.scales)
+    return QuantisedSource(a, either(is_first, b, layout.layout.part.array), scales,
+                           either(is_first, first.zeros, second.zeros) if spec.has_zeros else scales, row,
+                           layout.column_of(column), k, shape.M - 1, layout.columns - 4)
 
 
 # -- loads ------------------------------------------------------------------------------------------------------------
@@ -135,7 +153,7 @@ def fill(_: int, place: int, spec: QuantisedSpec, ring: PartRing, source: Quanti
 def load(spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> None:
     """A part that begins at ``k``, to its place in the ring."""
     fold(spec.loads_b, load_of_b, 0, spec, ring, source, place, k)
-    fold(spec.fragments_n, load_scales, 0, spec, ring, source, place, udiv(k + source.k, spec.b.layout.group))
+    fold(spec.fragments_n, load_scales, 0, spec, ring, source, place, udiv(k + source.k, spec.group))
     fold(spec.loads_a, load_of_a, 0, spec, ring, source, place, k)
 
 
@@ -150,15 +168,15 @@ def load_of_b(_: int, n: int, spec: Any, ring: PartRing, source: QuantisedSource
 def load_scales(_: int, fragment: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int,
                 group: int) -> int:
     at, n = (group, own_column(fragment, spec, source)), place * spec.fragments_n + fragment
-    ring.scales[n] = load_words(spec.b.layout.scales, 1, at, (0, 0), 4)
-    if spec.b.layout.has_zeros:
-        ring.zeros[n] = load_words(spec.b.layout.zeros, 1, at, (0, 0), 4)
+    ring.scales[n] = load_words(source.scales, 1, at, (0, 0), 4)
+    if spec.has_zeros:
+        ring.zeros[n] = load_words(source.zeros, 1, at, (0, 0), 4)
     return 0
 
 
 def own_column(fragment: int, spec: QuantisedSpec, source: QuantisedSource) -> int:
     """The first of a lane's four columns of a fragment."""
-    return min(source.column + fragment * spec.operation.size.N, source.last_column)
+    return min(source.column + fragment * (spec.operation.size.N // spec.parts), source.last_column)
 
 
 def load_of_a(_: int, n: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
@@ -202,9 +220,9 @@ def zeros_of(fragment: int, spec: QuantisedSpec, ring: PartRing, place: int) -> 
 
 
 def zeros_of_column(column: int, spec: Any, ring: PartRing, at: int) -> tuple:
-    if spec.b.layout.has_zeros:
+    if spec.has_zeros:
         return zero_words(spec.operator.bits, ring.zeros[at][0] >> np.uint32(8 * column) & np.uint32(0xFF))
-    return zero_words(spec.operator.bits, spec.b.layout.middle)
+    return zero_words(spec.operator.bits, 1 << (spec.operator.bits - 1))
 
 
 def one_slab(_: int, slab: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, factors: Any,
@@ -256,6 +274,18 @@ def word_of(n: int, words: tuple, first: int) -> Any:
 # The rules of configurations for `quantised`, and of problems.
 
 STAGES = 1, 8
+
+
+def parts_of(layout: Any) -> tuple[GroupQuantised, ...]:
+    """The packed matrices of a B that this kernel reads: one, or two whose columns are interleaved. Empty for another B."""
+    found: tuple[Any, ...] = (layout,)
+    if isinstance(layout, ColumnInterleaved) and isinstance(layout.layout, Joined):
+        found = layout.layout.first, layout.layout.second
+    packed = [x for x in found if isinstance(x, GroupQuantised)]
+    alike = len(packed) == len(found) and len({(x.bits, x.group, x.has_zeros) for x in packed}) == 1
+    return tuple(packed) if alike else ()
+
+
 UNTOUCHED = tuple(f"transform_{way}_{name}" for name in "ab" for way in ("global_to_shared", "shared_to_regs"))
 
 
@@ -265,10 +295,10 @@ def validate(config: Config) -> None:
     rule(isinstance(operator, QuantisedMMAOp), "operator", operator,
          f"kernel={config.kernel!r} dequantises in registers; use operators.QuantisedMMAOp(bits=...)")
     assert isinstance(operator, QuantisedMMAOp)
-    rule(isinstance(b, GroupQuantised), "global_b_layout", b, f"{operator!r} takes a GroupQuantised, such as "
-         "gemmkit.layouts.quantised.quantise makes")
-    assert isinstance(b, GroupQuantised)
-    rule(b.bits == operator.bits, "operator", operator, f"B has integers of {b.bits} bits")
+    parts = parts_of(b)
+    rule(bool(parts), "global_b_layout", b, f"{operator!r} takes a GroupQuantised, such as "
+         "gemmkit.layouts.quantised.quantise makes, or two alike whose columns are interleaved")
+    rule(parts[0].bits == operator.bits, "operator", operator, f"B has integers of {parts[0].bits} bits")
     rule(type(config.global_a_layout) is RowMajor, "global_a_layout", config.global_a_layout, "rows of A are loaded as they "
          "lie; a RowMajor is needed")
     for name, layout in (("global_a_layout", config.global_a_layout), ("global_b_layout", b)):
@@ -286,10 +316,10 @@ def validate(config: Config) -> None:
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
     if config.splits > 1:
         check_splits(config.splits)
-    _validate_tiles(config, operator, b)
+    _validate_tiles(config, operator, parts[0].group)
 
 
-def _validate_tiles(config: Config, operator: QuantisedMMAOp, b: GroupQuantised) -> None:
+def _validate_tiles(config: Config, operator: QuantisedMMAOp, group: int) -> None:
     block, warp = config.block_shape, config.compute_warp
     m, n, k = operator.shape
     divides(Tile(M=m, N=n, K=k), warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's "
@@ -299,12 +329,13 @@ def _validate_tiles(config: Config, operator: QuantisedMMAOp, b: GroupQuantised)
     warps = block.size.N // warp.size.N * (block.size.K // warp.size.K)
     rule(warps == config.warps_per_block, "warps_per_block", config.warps_per_block, "block_shape and compute_warp divide "
          f"columns and K of the block among {warps} warps")
-    rule(b.group % warp.size.K == 0 or warp.size.K == k, "compute_warp", warp, f"a part of K has one scale a column: K must "
-         f"divide group={b.group}, or be the operator's {k}")
+    rule(group % warp.size.K == 0 or warp.size.K == k, "compute_warp", warp, f"a part of K has one scale a column: K must "
+         f"divide group={group}, or be the operator's {k}")
 
 
-def refusal(N: int, K: int, part: int) -> str | None:
+def refusal(layout: Any, N: int, K: int, part: int) -> str | None:
     """Why a B of K x N cannot be had in parts of ``part`` along K, or None."""
+    N = layout.columns if isinstance(layout, ColumnInterleaved) else N
     if N % 4 or N < 4:
         return f"N={N}: a lane has four columns, and a multiple of 4 is needed"
     if K % part:
@@ -314,7 +345,9 @@ def refusal(N: int, K: int, part: int) -> str | None:
 
 def check_sizes(config: Config, arrays: OperandArrays) -> None:
     """Raise ConfigError for a problem that the kernel cannot carry out."""
-    found = refusal(arrays.N, arrays.K, config.compute_warp.size.K) if arrays.M * arrays.N else None
+    found = None
+    if arrays.M * arrays.N:
+        found = refusal(config.global_b_layout, arrays.N, arrays.K, config.compute_warp.size.K)
     if found is not None:
         raise ConfigError(f"kernel={config.kernel!r}: {found}; leave kernel and operator out")
 
@@ -330,6 +363,20 @@ class QuantisedSpec(SimtSpec):
     """``stages`` parts of a warp are on their way."""
 
     stages: int = 1
+
+    @cached_property
+    def parts(self) -> int:
+        """Matrices whose columns B interleaves."""
+        return len(parts_of(self.b.layout))
+
+    @cached_property
+    def group(self) -> int:
+        """Rows of B that share a scale."""
+        return parts_of(self.b.layout)[0].group
+
+    @cached_property
+    def has_zeros(self) -> bool:
+        return parts_of(self.b.layout)[0].has_zeros
 
     @cached_property
     def warps_n(self) -> int:
@@ -456,15 +503,26 @@ LINE = 32                              # words in 128 bytes
 
 def prefetch_b(spec: Any, b: View, work: Work, shape: StackShape) -> None:
     """Each thread brings some of the lines of a block's words and scales."""
+    layout = spec.b.layout
+    if spec.parts == 1:
+        prefetch_part(spec, b, layout.scales, work.n, shape.N, work, shape)
+    else:
+        n, first, second = layout.column_of(work.n), layout.layout.first, layout.layout.second
+        prefetch_part(spec, b, first.scales, n, layout.columns, work, shape)
+        prefetch_part(spec, layout.layout.part.array, second.scales, n, layout.columns, work, shape)
+
+
+def prefetch_part(spec: Any, b: View, scales: View, n: int, columns: int, work: Work, shape: StackShape) -> None:
+    """Those of the block's columns in one matrix, from column ``n`` on."""
     end = min(work.k_begin + work.k_tiles * spec.block.size.K, shape.K)
     row = udiv(work.k_begin, spec.operator.rows) + thread_index()
     while row < udiv(end, spec.operator.rows):
-        for line in range(spec.warps_n * spec.fragments_n):
-            prefetch(b, (row, min(work.n + line * LINE, shape.N - 1)))
+        for line in range(max(1, spec.warps_n * spec.fragments_n // spec.parts)):
+            prefetch(b, (row, min(n + line * LINE, columns - 1)))
         row = rolled(row + spec.threads)
-    group = udiv(work.k_begin, spec.b.layout.group) + thread_index()
-    while group * spec.b.layout.group < end:
-        prefetch(spec.b.layout.scales, (group, work.n))
+    group = udiv(work.k_begin, spec.group) + thread_index()
+    while group * spec.group < end:
+        prefetch(scales, (group, n))
         group = rolled(group + spec.threads)
 
 

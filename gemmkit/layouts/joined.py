@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from gemmkit.lang.registers import generate, join
 from gemmkit.layouts.base import WIDE, GlobalLayout, OfArray, ResultLayout, load_elements
 from gemmkit.layouts.matrices import Matrix, transposed
 from gemmkit.layouts.plain import ColMajor, FoldedColumns, Plain, RowMajor
+from gemmkit.layouts.quantised import GroupQuantised
 from gemmkit.ptx.memory import load_words
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import ArrayInfo, describe
@@ -178,6 +180,10 @@ class Joined(GlobalLayout):
     @property
     def is_nested(self) -> bool:
         return isinstance(self.first, Joined)
+
+    @property
+    def storage(self) -> np.dtype:
+        return self.first.storage
 
     @property
     def leaf(self) -> GlobalLayout:
@@ -500,7 +506,7 @@ class Concat(Matrix):
         self.parts, self.axis = arrays, _axis(axis, infos[0])
         for n, info in enumerate(infos[1:], 1):
             _check_part(info, n, infos[0], 1 - self.axis, "Concat")
-        super().__init__(arrays[0], joined(arrays, infos, self.axis))
+        super().__init__(arrays[0], joined(arrays, [_plain(info) for info in infos], infos, self.axis))
 
     @property
     def T(self) -> Concat:
@@ -510,12 +516,12 @@ class Concat(Matrix):
 class InterleavedColumns(Matrix):
     """Matrices of one shape as the B of one product: D = Fold(f) of A W, A V, ...
 
-    Takes 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. The kernel
-    interleaves their columns (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use
+    Takes 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device; or as many matrices
+    of packed integers (`gemmkit.layouts.quantised.quantise`). The kernel interleaves their columns (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use
     the products: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
 
-    Raises TypeError for a part that is no array and for its transpose (interleave the transposes), ValueError for a number
-    of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
+    Raises TypeError for a part that is neither, for an array beside packed integers, and for its transpose (interleave the
+    transposes), ValueError for a number of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
 
     A gated linear unit, ``relu(x w) * (x v)``, in one kernel:
 
@@ -527,15 +533,21 @@ class InterleavedColumns(Matrix):
     [[15.0]]
     """
 
-    def __init__(self, *arrays: Array):
-        infos = _parts(arrays, "InterleavedColumns")
+    def __init__(self, *arrays: Array | Matrix):
+        packed = [of for of in arrays if isinstance(of, Matrix) and isinstance(of.layout, GroupQuantised)]
+        if packed and len(packed) < len(arrays):
+            raise TypeError("InterleavedColumns() got packed integers beside another part; quantise all parts, or none")
+        infos = [_of_packed(of) for of in packed] if len(packed) > 1 else _parts(arrays, "InterleavedColumns")
         if len(arrays) > MOST:
             raise ValueError(f"InterleavedColumns() got {len(arrays)} arrays; {MOST} are the most")
         for n, info in enumerate(infos):
             for axis in (0, 1):
                 _check_part(info, n, infos[0], axis, "InterleavedColumns")
         self.parts = arrays
-        super().__init__(arrays[0], ColumnInterleaved(joined(arrays, infos, 1), infos[0].shape[-1], len(arrays)))
+        layouts = [of.layout for of in packed] or [_plain(info) for info in infos]
+        side_by_side = joined([of.array for of in packed] or arrays, layouts, infos, 1)
+        super().__init__(packed[0].array if packed else arrays[0],
+                         ColumnInterleaved(side_by_side, infos[0].shape[-1], len(arrays)))
 
     def check_place(self, name: str, c: Any) -> None:
         if c is not None:
@@ -550,17 +562,22 @@ class InterleavedColumns(Matrix):
                         "interleave the parts' transposes")
 
     def __repr__(self) -> str:
-        shape = (*self.shape[:-1], describe(self.array).shape[-1])
+        shape = (*self.shape[:-1], self.layout.columns)
         return f"<InterleavedColumns of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
 
 
-def joined(arrays: tuple[Any, ...], infos: list[ArrayInfo], axis: int) -> GlobalLayout:
+def joined(arrays: Sequence[Any], layouts: Sequence[Any], infos: list[ArrayInfo], axis: int) -> GlobalLayout:
     """The layout of matrices joined along an axis of the last two, from the first on."""
-    layout, boundary = _plain(infos[0]), infos[0].shape[axis - 2]
-    for array, info in zip(arrays[1:], infos[1:]):
-        layout = Joined(layout, _plain(info), array, axis, boundary)
+    layout, boundary = layouts[0], infos[0].shape[axis - 2]
+    for array, own, info in zip(arrays[1:], layouts[1:], infos[1:]):
+        layout = Joined(layout, own, array, axis, boundary)
         boundary += info.shape[axis - 2]
     return layout
+
+
+def _of_packed(matrix: Matrix) -> ArrayInfo:
+    """A matrix of packed integers as one of its elements: what `_check_part` compares."""
+    return describe(matrix.array)._replace(shape=matrix.shape, dtype=matrix.dtype)
 
 
 def _plain(info: ArrayInfo) -> GlobalLayout:

@@ -24,7 +24,7 @@ import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
-from gemmkit.kernels.quantised import refusal
+from gemmkit.kernels.quantised import parts_of, refusal
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
@@ -497,16 +497,18 @@ VECTOR = 16                            # bytes at whose multiples rows must begi
 def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
-    if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
+    packed = parts_of(b)
+    if not packed or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
         return None
     if device.arch < (9, 0) or asked.products != 1 or M == 0 or not _is_alone(infos, fields):
         return None
-    part = _part(b, M)
-    if K == 0 or refusal(N, K, part) is not None:
+    is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1
+    part = _part(packed[0], M, is_large)
+    if K == 0 or refusal(b, N, K, part) is not None:
         return None
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None
-    return QuantisedMMAOp(b.bits, a.dtype), _quantised_mapping(M, N, K, b.bits, part, device)
+    return QuantisedMMAOp(packed[0].bits, a.dtype), _quantised_mapping(M, N, K, is_large, part, device)
 
 
 def _is_alone(infos: Infos, fields: dict[str, Any]) -> bool:
@@ -515,18 +517,19 @@ def _is_alone(infos: Infos, fields: dict[str, Any]) -> bool:
             and is_untouched("a", fields) and is_untouched("b", fields))
 
 
-def _part(b: GroupQuantised, M: int) -> int:
+def _part(b: GroupQuantised, M: int, is_large: bool) -> int:
     """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
     k = QuantisedMMAOp(b.bits).K
-    most = 128 if M <= ROWS else 2 * k if M <= FEW else 64 if M <= SOME or b.bits == 2 else k
+    most = 128 if M <= ROWS else 2 * k if M <= FEW else k if is_large else 64
     return max(math.gcd(b.group, most), k)
 
 
-def _quantised_mapping(M: int, N: int, K: int, bits: int, part: int, device: DeviceInfo) -> dict[str, Any]:
-    """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill.)"""
+def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device: DeviceInfo) -> dict[str, Any]:
+    """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill, and so do interleaved
+    columns, whose lanes choose among arrays.)"""
     if M <= FEW:
         rows, columns, warp, warps_k = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS, 16
-    elif M <= SOME or bits == 2:
+    elif not is_large:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
     else:
         rows, columns, warp, warps_k = 8 * ROWS, 4 * COLUMNS, 2 * COLUMNS, 4

@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.layouts import ColMajor, GroupQuantised, RowMajor
+from gemmkit.layouts import ColMajor, GroupQuantised, InterleavedColumns, RowMajor
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import dequantise
 from gemmkit.operators import MMAOp, QuantisedMMAOp
@@ -175,6 +175,68 @@ def test_special_values(rng: np.random.Generator) -> None:
     found = product(_EMULATOR, a, b)
     assert np.isnan(found[1]).all() and np.isfinite(np.delete(found[[0, 2]], 7, axis=1)).all()
     assert not np.isfinite(found[[0, 2], 7]).any()
+
+
+# -- two whose columns are interleaved ------------------------------------------------------------------------------------
+
+def gated(machine: Any, a: np.ndarray, w: Matrix, v: Matrix) -> np.ndarray:
+    """relu(a w) * (a v), by one product."""
+    out = machine.array(poison((a.shape[0], w.shape[1]), F32))
+    with machine.session():
+        gk.glu(machine.array(a), at(machine, w), at(machine, v), lambda x: max(x, 0), out=out)
+    return np.asarray(machine.numpy(out))
+
+
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize(("m", "n", "k", "bits", "group", "symmetric", "dtype", "kernel"), [
+    (1, 64, 256, 4, 128, True, F16, "quantised"), (3, 12, 64, 4, 16, False, BF16, "quantised"),
+    (17, 20, 128, 2, 64, False, F16, "quantised"), (70, 136, 192, 4, 64, True, BF16, "quantised"),
+    (3, 9, 24, 4, 24, False, F16, ""), (2, 6, 64, 4, 8, True, F16, "")])
+def test_a_fold_of_two(machine: Any, m: int, n: int, k: int, bits: int, group: int, symmetric: bool, dtype: Any, kernel: str,
+                       rng: np.random.Generator) -> None:
+    """One launch; lanes of an octet take their part's columns, of which the last octet has four, or none."""
+    w, v = (weights(rng, k, n, bits, group, symmetric, dtype) for _ in "wv")
+    a = whole(rng, (m, k), dtype, 1)
+    with gk.emulate():
+        fold = epilogues.Fold(lambda x, y: max(x, 0) * y)
+        plan = gk.plan(a, InterleavedColumns(w, v), out=poison((m, n), F32), epilogue=fold)
+    assert (plan.config.kernel == "quantised") == bool(kernel)
+    wanted = np.maximum(expected(a, w), 0) * expected(a, v)
+    assert np.array_equal(gated(machine, a, w, v), wanted.astype(F32))
+
+
+@pytest.mark.compile
+def test_a_fold_of_two_as_compiled(rng: np.random.Generator) -> None:
+    w, v = (weights(rng, 128, 36, 4, 64, False) for _ in "wv")
+    a = whole(rng, (3, 128), F16, 1)
+    assert np.array_equal(gated(PTX, a, w, v), (np.maximum(expected(a, w), 0) * expected(a, v)).astype(F32))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("m", [1, 256])
+def test_a_fold_of_two_spills_nothing(m: int, rng: np.random.Generator) -> None:
+    w, v = (weights(rng, 512, 256, 4, 128, False, BF16) for _ in "wv")
+    a = np.ones((m, 512), BF16)
+    (made,) = ahead.compiled(ahead.recorded(lambda: gk.glu(a, w, v), H100), 1)
+    assert made.error is None and made.usage["spill_stores"] == made.usage["spill_loads"] == made.usage["stack_bytes"] == 0
+
+
+def test_parts_that_are_not_alike(rng: np.random.Generator) -> None:
+    """Two of other bits, and three, are right in the default kernel; what has no sense is refused."""
+    w, v, u = (weights(rng, 64, 32, bits, 32, True) for bits in (4, 2, 4))
+    a = whole(rng, (3, 64), F16, 1)
+    with gk.emulate():
+        found = gk.glu(a, w, v, lambda x: max(x, 0), out=poison((3, 32), F32))
+        three = gk.matmul(a, InterleavedColumns(w, v, u), out=poison((3, 32), F32), epilogue=epilogues.Fold(lambda x, y, z: x + y - z))
+    assert np.array_equal(found, np.maximum(expected(a, w), 0) * expected(a, v))
+    assert np.array_equal(three, expected(a, w) + expected(a, v) - expected(a, u))
+    with pytest.raises(TypeError, match="packed integers beside another part"):
+        InterleavedColumns(w, np.ones((64, 32), F16))
+    with pytest.raises(ValueError, match=r"part 1 of InterleavedColumns has shape \(64, 36\)"):
+        InterleavedColumns(w, weights(rng, 64, 36, 4, 32, True))
+    with pytest.raises(ValueError, match="glu: .* has dtype bfloat16 and part 0 float16"), gk.emulate():
+        gk.glu(a, w, weights(rng, 64, 32, 4, 32, True, BF16))
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------
