@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import quantise
 from gemmkit.runtime.arrays import dtype_from_torch
 from gemmkit.torch.autograd import matmul
+from gemmkit.torch.checkpoints import read, unpacked
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.product import (
     RECORDED,
@@ -238,11 +239,12 @@ class QuantisedLinear(torch.nn.Module):
     ``bits`` bits.
 
     Each ``group`` input features of an output share a float16 scale (`gemmkit.layouts.quantised.quantise`).
-    `from_linear` makes
-    a layer of a trained one; a new layer has weights of zero, which a ``state_dict`` replaces. The buffers are ``words``
-    (int32, in_features * bits / 32 x out_features), ``scales`` (float16, in_features / group x out_features) and, where not
-    ``symmetric``, ``zeros`` (uint8); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the
-    like convert ``bias`` alone: buffers are bits, and keep their dtypes. ``torch.autocast`` casts x and ``bias``.
+    `from_linear` makes a layer of a trained one, `from_checkpoint` of tensors of GPTQ, AWQ or compressed-tensors; a new layer
+    has weights of zero, which a ``state_dict`` replaces. The buffers are ``words`` (int32, in_features * bits / 32 x
+    out_features), ``scales`` (float16, in_features / group x out_features), where not ``symmetric`` ``zeros`` (uint8), and
+    where ``ordered`` ``order`` (int32, the input feature that each row of words is of: x is gathered by it, in a launch of
+    PyTorch's); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the like convert ``bias``
+    alone: buffers are bits, and keep their dtypes. ``torch.autocast`` casts x and ``bias``.
 
     A call raises TypeError for an x of another dtype, and ValueError for another width. The constructor raises ConfigError
     for bits and groups that `GroupQuantised` does not take, and ValueError if ``in_features`` is no multiple of ``group`` or
@@ -260,9 +262,11 @@ class QuantisedLinear(torch.nn.Module):
     words: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    order: torch.Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bits: int = 4, group: int = 128, bias: bool = True,
-                 activation: str | None = None, symmetric: bool = True, device: torch.device | str | None = None):
+                 activation: str | None = None, symmetric: bool = True, device: torch.device | str | None = None,
+                 ordered: bool = False):
         super().__init__()
         check_layer(in_features, out_features, activation)
         layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
@@ -278,6 +282,7 @@ class QuantisedLinear(torch.nn.Module):
         self.register_buffer("scales", torch.zeros(groups, dtype=torch.float16, device=device))
         self.register_buffer("zeros", None if symmetric else torch.full(groups, layout.middle, dtype=torch.uint8,
                                                                         device=device))
+        self.register_buffer("order", torch.arange(in_features, dtype=torch.int32, device=device) if ordered else None)
         self.bias = torch.nn.Parameter(torch.zeros(out_features, dtype=torch.float16, device=device)) if bias else None
 
     @classmethod
@@ -302,6 +307,57 @@ class QuantisedLinear(torch.nn.Module):
                 layer.bias.copy_(linear.bias)
         return layer
 
+    @classmethod
+    def from_checkpoint(cls, tensors: Mapping[str, torch.Tensor], config: Any = None,
+                        activation: str | None = None) -> QuantisedLinear:
+        """The layer of a checkpoint's tensors, as GPTQ, AWQ ("gemm") or compressed-tensors ("pack-quantized") stores them.
+
+        Args:
+            tensors: a layer's tensors by their names without the layer's own: qweight, qzeros, scales, g_idx and bias; or
+                weight_packed, weight_scale, weight_shape, weight_zero_point, weight_g_idx and bias. Their shapes say which
+                format they have (`gemmkit.torch.checkpoints`), and how many bits and groups.
+            config: the checkpoint's ``quantization_config``, a dictionary or an object with ``to_dict``. It tells gptq_v2
+                from gptq, which is taken without it; what it says of the rest must be what the tensors are.
+            activation: as the constructor takes it.
+
+        Returns: a layer on the tensors' device, of as many bits. Words of GPTQ without a change of order are ``qweight``
+            itself, others are repacked. Zero points that are all 2 ** (bits - 1) are left out. ``bias`` keeps its dtype and
+            requires no gradient. Inputs in the order of their importance (``desc_act``, ``actorder``) make the layer
+            ``ordered``.
+
+        Raises: TypeError for tensors that are no dictionary of tensors. ValueError for other names, shapes, dtypes and
+            formats, for 3 and 8 bits, for groups of different sizes or of inputs that fill no whole word, for a zero point of
+            gptq that libraries read differently, for scales that float16 does not hold, and for a config that says
+            otherwise.
+
+        >>> import torch, gemmkit as gk, gemmkit.torch
+        >>> tensors = {"qweight": torch.full((1, 8), 0x11111111, dtype=torch.int32), "scales": torch.ones(1, 8).half(),
+        ...            "qzeros": torch.zeros(1, 1, dtype=torch.int32), "g_idx": torch.zeros(8, dtype=torch.int32)}
+        >>> layer = gk.torch.QuantisedLinear.from_checkpoint(tensors, {"checkpoint_format": "gptq_v2"})
+        >>> layer
+        QuantisedLinear(8, 8, bits=4, group=8, bias=False, activation=None, symmetric=False)
+        >>> with gk.emulate():
+        ...     layer(torch.ones(1, 8).half())[0, :2].tolist()
+        [8.0, 8.0]
+        """
+        found = read(tensors, config)
+        rows, columns = found.words.shape
+        layer = cls(rows * 32 // found.bits, columns, found.bits, found.group, False, activation, found.zeros is None,
+                    torch.device("meta"))
+        layer.words, layer.scales, layer.zeros, layer.order = found.words, found.scales, found.zeros, found.order
+        if found.bias is not None:
+            layer.bias = torch.nn.Parameter(found.bias.detach(), requires_grad=False)
+        return layer
+
+    def dequantised(self) -> torch.Tensor:
+        """The weights as float32 numbers, (out_features, in_features)."""
+        integers = unpacked(self.words, self.bits, 0).view(-1, self.group, self.out_features).float()
+        zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros[:, None].float()
+        weights = ((integers - zeros) * self.scales[:, None].float()).view(self.in_features, self.out_features)
+        if self.order is not None:
+            weights = torch.empty_like(weights).index_copy_(0, self.order.long(), weights)
+        return weights.T
+
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """As ``torch.nn.Module`` has it, of buffers without a change of dtype."""
         def moved(x: torch.Tensor) -> Any:
@@ -312,27 +368,37 @@ class QuantisedLinear(torch.nn.Module):
         return super()._apply(moved, recurse)
 
     def forward(self, x: torch.Tensor) -> Any:
-        check_width(x, self.in_features)
         x, bias = autocast(x, self.bias)
-        if x.dtype not in _DTYPES:
-            raise TypeError(f"x has dtype {x.dtype}; weights become float16 or bfloat16, and x must be one of them: "
-                            "x.half() or x.bfloat16()")
-        rows = x.reshape(math.prod(x.shape[:-1]), self.in_features)
+        self.check(x)
+        rows = self.rows(x)
         is_recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
         fused = None if is_recorded else self.activation
-        found = _LINEAR(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group, fused)
+        found = QUANTISED_LINEAR(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group, fused)
         if is_recorded and self.activation is not None:
             found = FUNCTIONS[self.activation](found)
         return found.view(*x.shape[:-1], self.out_features)
 
+    def check(self, x: torch.Tensor) -> None:
+        """Raise for an x that the layer does not take."""
+        check_width(x, self.in_features)
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"x has dtype {x.dtype}; weights become float16 or bfloat16, and x must be one of them: "
+                            "x.half() or x.bfloat16()")
+
+    def rows(self, x: torch.Tensor) -> Any:
+        """x (..., in_features) as a matrix, whose columns are in the order of the words' rows."""
+        rows = x.reshape(math.prod(x.shape[:-1]), self.in_features)
+        return rows if self.order is None else rows.index_select(1, self.order)
+
     def extra_repr(self) -> str:
         return (f"{self.in_features}, {self.out_features}, bits={self.bits}, group={self.group}, "
-                f"bias={self.bias is not None}, activation={self.activation!r}, symmetric={self.symmetric}")
+                f"bias={self.bias is not None}, activation={self.activation!r}, symmetric={self.symmetric}"
+                + ("" if self.order is None else ", ordered=True"))
 
 
 # -- the operators ----------------------------------------------------------------------------------------------------
 
-def _weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int,
+def packed_weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int,
              group: int) -> Matrix:
     """B, whose elements are of x's dtype."""
     return Matrix(words.view(torch.uint32), GroupQuantised(dtype_from_torch(x.dtype), scales, bits, group, zeros))
@@ -345,7 +411,7 @@ def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: torch.
     if bias is not None:
         of_bias = Bias(bias.detach())
         more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
-    plain_matmul(x, _weights(x, words, scales, zeros, bits, group), out=out, **more)
+    plain_matmul(x, packed_weights(x, words, scales, zeros, bits, group), out=out, **more)
     return out
 
 
@@ -356,7 +422,7 @@ def _allocate_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tens
 
 def _compute_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Any:
     out = _allocate_gradient(grad, words, scales, zeros, bits, group)
-    plain_matmul(_weights(grad, words, scales, zeros, bits, group), grad.mT, out=out.mT)
+    plain_matmul(packed_weights(grad, words, scales, zeros, bits, group), grad.mT, out=out.mT)
     return out
 
 
@@ -378,7 +444,7 @@ def _backward_quantised(ctx: torch.autograd.function.FunctionCtx, grad: torch.Te
     words, scales, zeros = ctx.saved_tensors
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_x = _GRADIENT(grad, words, scales, zeros, ctx.bits, ctx.group)
+        of_x = QUANTISED_GRADIENT(grad, words, scales, zeros, ctx.bits, ctx.group)
     if ctx.needs_input_grad[4]:
         shape, dtype = ctx.of_bias
         of_bias = summed_to(grad, shape, torch.float32).to(dtype)
@@ -387,7 +453,7 @@ def _backward_quantised(ctx: torch.autograd.function.FunctionCtx, grad: torch.Te
 
 def _backward_of_gradient(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     words, scales, zeros = ctx.saved_tensors
-    found = _LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
+    found = QUANTISED_LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
     return found, None, None, None, None, None
 
 
@@ -406,11 +472,11 @@ def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple[An
     return operator(rows.flatten(0, 1), *rest).unflatten(0, (size, rows.shape[1])), 0
 
 
-_LINEAR: Differentiable = Differentiable(
+QUANTISED_LINEAR: Differentiable = Differentiable(
     define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
            "int group, str? activation) -> Tensor", _compute_quantised, _allocate_quantised),
-    _backward_quantised, _keep_quantised, lambda *batch: _quantised_in_batches(_LINEAR, *batch), _compute_quantised)
-_GRADIENT: Differentiable = Differentiable(
+    _backward_quantised, _keep_quantised, lambda *batch: _quantised_in_batches(QUANTISED_LINEAR, *batch), _compute_quantised)
+QUANTISED_GRADIENT: Differentiable = Differentiable(
     define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
            "int group) -> Tensor", _compute_gradient, _allocate_gradient),
-    _backward_of_gradient, _keep_of_gradient, lambda *batch: _quantised_in_batches(_GRADIENT, *batch), _compute_gradient)
+    _backward_of_gradient, _keep_of_gradient, lambda *batch: _quantised_in_batches(QUANTISED_GRADIENT, *batch), _compute_gradient)

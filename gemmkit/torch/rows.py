@@ -24,6 +24,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric
 from gemmkit.programs import program
 from gemmkit.torch.autograd import matmul
+from gemmkit.torch.layers import QUANTISED_GRADIENT, QUANTISED_LINEAR, QuantisedLinear, packed_weights
 from gemmkit.torch.product import (
     Differentiable,
     autocast,
@@ -103,18 +104,22 @@ def rmsnorm(x: torch.Tensor, gamma: torch.Tensor | None = None, *, eps: float = 
                  dtype=dtype or (_widened(x) if _WIDENS_RMS else None))
 
 
-def glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, activation: str = "silu") -> Any:
+def glu(x: torch.Tensor, w: torch.Tensor | QuantisedLinear, v: torch.Tensor | QuantisedLinear,
+        activation: str = "silu") -> Any:
     """``activation(x w) * (x v)`` (`gemmkit.glu`) as an operator, with gradients of x, w and v.
 
     Args:
         x: (..., K).
-        w, v: (K, N) of x's dtype: the weights of the gate, and of what is gated. ``torch.autocast`` casts all three.
+        w, v: (K, N) of x's dtype: the weights of the gate, and of what is gated. ``torch.autocast`` casts all three. Or two
+            `gemmkit.torch.QuantisedLinear`, for a float16 or bfloat16 x.
         activation: "silu" (SwiGLU), "gelu", "gelu_tanh" (both GeGLU), "relu" (ReGLU) or "sigmoid" (GLU itself).
 
     Returns: a new tensor (..., N). Without a gradient it is one launch. With one it is two products, which are kept, and one
-        launch of `gemmkit.torch.gated`; ``torch.compile`` fuses that with what is around it.
+        launch of `gemmkit.torch.gated`; ``torch.compile`` fuses that with what is around it. Layers with a bias or an
+        activation, and layers that differ in bits, groups or order, are two products in any case.
 
-    Raises: TypeError for two dtypes, ValueError for shapes that do not fit and for another activation.
+    Raises: TypeError for two dtypes, and for a layer beside a tensor; ValueError for shapes that do not fit and for another
+        activation.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> x, w, v = torch.tensor([[1.0, 2.0]]), torch.ones(2, 1), torch.tensor([[5.0], [0.0]])
@@ -123,6 +128,8 @@ def glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, activation: str = "si
     [[15.0]]
     """
     unit(activation)
+    if isinstance(w, QuantisedLinear) or isinstance(v, QuantisedLinear):
+        return _glu_of_layers(_tensor(x, "glu"), w, v, activation)
     x, w, v = autocast(_tensor(x, "glu"), w, v)
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if records(rows, w, v):
@@ -131,6 +138,23 @@ def glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, activation: str = "si
     else:
         found = _GLU(rows, w, v, activation=activation)
     return found if x.dim() == 2 else found.view(*x.shape[:-1], w.shape[1])
+
+
+def _glu_of_layers(x: torch.Tensor, w: Any, v: Any, activation: str) -> Any:
+    if not (isinstance(w, QuantisedLinear) and isinstance(v, QuantisedLinear)):
+        raise TypeError(f"w is a {type(w).__name__} and v a {type(v).__name__}; two tensors are needed, or two QuantisedLinear")
+    if (w.in_features, w.out_features) != (v.in_features, v.out_features):
+        raise ValueError(f"w has {w.in_features} inputs and {w.out_features} outputs, and v has {v.in_features} and "
+                         f"{v.out_features}; both must be the same")
+    alike = (w.bits, w.group, w.zeros is None) == (v.bits, v.group, v.zeros is None) and w.order is v.order and all(
+        layer.bias is None and layer.activation is None for layer in (w, v))
+    (x,) = autocast(x)
+    if not alike or (torch.is_grad_enabled() and x.requires_grad):
+        return gated(w(x), v(x), activation)
+    w.check(x)
+    found = _QUANTISED_GLU(w.rows(x), w.words, w.scales, w.zeros, v.words, v.scales, v.zeros, bits=w.bits, group=w.group,
+                           activation=activation)
+    return found.view(*x.shape[:-1], w.out_features)
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> Any:
@@ -502,3 +526,39 @@ def _backward_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) 
 
 _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Tensor", _compute_glu, _allocate_glu,
                 _backward_glu, _keep_inputs)
+
+
+# -- of layers with packed weights: two matrices of words, of one launch -----------------------------------------------------
+
+def _compute_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any, words_v: Any, scales_v: Any, zeros_v: Any, *,
+                           bits: int, group: int, activation: str) -> Any:
+    out = x.new_empty((x.shape[0], words.shape[1]))
+    w, v = packed_weights(x, words, scales, zeros, bits, group), packed_weights(x, words_v, scales_v, zeros_v, bits, group)
+    return forward_glu(x, w, v, unit(activation).of_a_number, out=out)
+
+
+def _allocate_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any, words_v: Any, scales_v: Any, zeros_v: Any, *,
+                            bits: int, group: int, activation: str) -> Any:
+    return x.new_empty((x.shape[0], words.shape[1]))
+
+
+def _keep_quantised_glu(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...],
+                        keyword_only_inputs: dict[str, Any], output: object) -> None:
+    ctx.save_for_backward(*inputs)
+    ctx.options = dict(keyword_only_inputs)
+
+
+def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
+    """Of a call that kept no products: they are computed a second time. Words have no gradient."""
+    x, *tensors = ctx.saved_tensors
+    w, v = tensors[:3], tensors[3:]
+    bits, group = ctx.options["bits"], ctx.options["group"]
+    products = (QUANTISED_LINEAR(x, *of, None, bits, group, None) for of in (w, v))
+    of_gate, of_up = _GATED_BACKWARD(grad, *products, activation=ctx.options["activation"])
+    of_x = QUANTISED_GRADIENT(of_gate, *w, bits, group) + QUANTISED_GRADIENT(of_up, *v, bits, group)
+    return of_x, *(None for _ in tensors)
+
+
+_QUANTISED_GLU = operator("quantised_glu", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor words_v, Tensor scales_v, "
+                          "Tensor? zeros_v, *, int bits, int group, str activation) -> Tensor", _compute_quantised_glu,
+                          _allocate_quantised_glu, _backward_quantised_glu, _keep_quantised_glu)
