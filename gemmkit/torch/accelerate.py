@@ -7,7 +7,8 @@
 A module gets another class and keeps everything else (`gemmkit.torch.modules`): parameters, their names in ``state_dict``,
 hooks, optimisers and sharding stay valid. Before it does, gemmkit's result (and gradients, of a module in training mode) is
 compared with the module's, both beside float32: of each row's largest, gemmkit's may be off by twice as much as the module's
-own, and a unit of the dtype.
+own, and a unit of the dtype. A layer of packed integers, as quantisers have them, is another module: its tensors have
+another order of bits.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from gemmkit.torch import modules
+from gemmkit.torch import checkpoints, modules
+from gemmkit.torch.layers import QuantisedLinear
 from gemmkit.torch.modules import NARROW, Replaced, is_here, is_linear, made
 from gemmkit.torch.rows import UNITS
 
-#: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced.
-PARTS = "attention", "experts", "mlp", "linear", "norm"
+#: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced, and when those of packed
+#: integers are gemmkit's, whose pairs are one product.
+PARTS = "attention", "quantised", "experts", "mlp", "linear", "norm"
 
 _ROWS = 16                             # of an input that is drawn
 
@@ -57,6 +60,7 @@ class Report:
         self.entries: list[Outcome] = []
         self.difference: float | None = None
         self._undone: list[tuple[Any, type, type]] = []          # a module, its class, and the one that it has now
+        self._put: list[tuple[Any, str, Any, Any]] = []          # a parent, a name in it, its module, and the one there now
         self._attention: tuple[Any, dict[str, str]] | None = None    # a model, what its configurations named
 
     @property
@@ -70,11 +74,14 @@ class Report:
         return [x for x in self.entries if not x.by]
 
     def undo(self) -> None:
-        """Give all modules the class that they had. A second call does nothing.
+        """Give all modules the class that they had, and put those back that were replaced. A second call does nothing.
 
-        Raises RuntimeError, and changes nothing, where a module has got another class since, as ``fully_shard`` gives it.
+        Raises RuntimeError, and changes nothing, where a module has got another class since, as ``fully_shard`` gives it, or
+        where another module is in its place.
         """
         changed = [type(module).__name__ for module, _, now in self._undone if type(module) is not now]
+        changed += [type(parent._modules.get(name)).__name__ for parent, name, _, now in self._put
+                    if parent._modules.get(name) is not now]
         if changed:
             raise RuntimeError(f"{len(changed)} modules have another class than accelerate gave them, the first of them "
                                f"{changed[0]}; undo what came after accelerate first")
@@ -82,6 +89,9 @@ class Report:
             module, before, _ = self._undone.pop()
             module.end()
             module.__class__ = before
+        while self._put:
+            parent, name, module, _ = self._put.pop()
+            parent._modules[name] = module
         if self._attention is not None:
             model, names = self._attention
             model.set_attn_implementation(names if len(names) > 1 else names[""])
@@ -116,6 +126,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
+    | "quantised" | layers of 2 and 4 bits that GPTQ, AWQ or compressed-tensors have | `gemmkit.torch.QuantisedLinear` |
     | "experts" | gated experts whose matrices are two parameters, as transformers 5 has them | `gemmkit.torch.experts` |
     | "attention" | the attention "sdpa" of a model of transformers | `gemmkit.torch.attention` |
 
@@ -127,7 +138,8 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
         tolerance: of the sample's results: by how much of their root mean square they may differ, as a root of the mean
             square. None takes 8 units of the coarsest dtype among the parameters, 0.06 for bfloat16 and 0.008 for float16.
 
-    Returns: a `Report`. ``print`` shows it as a table; ``undo()`` takes everything back.
+    Returns: a `Report`. ``print`` shows it as a table; ``undo()`` takes everything back. It holds the modules that a
+        `gemmkit.torch.QuantisedLinear` has replaced: their memory is freed with it.
 
     A layer whose result is further from float32 than its own twice, and a unit of its dtype, is left; so is one whose
     gradients are, if it is in training mode. The first call of a kind of layer compiles its kernels. If the sample's
@@ -158,6 +170,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance > 0):
         raise ValueError(f"tolerance={tolerance!r}: a positive number is needed")
     work = _Work(model, tuple(parts))
+    work.read()
     before = work.sampled(sample) if sample is not None else None
     try:
         work.replace()
@@ -175,6 +188,16 @@ class _Work:
     def __init__(self, model: torch.nn.Module, parts: tuple[str, ...]):
         self.model, self.parts, self.report = model, parts, Report()
         self.inputs: dict[int, torch.Tensor] = {}                # rows that a module got of the sample, by its id
+        self.packed: dict[int, list[QuantisedLinear] | str] = {}     # what a module's words may be, or why they are nothing
+
+    def read(self) -> None:
+        """What modules of packed integers hold, before a sample's run: some unpack themselves in their first call."""
+        for module in self.model.modules():
+            if _candidate(module) == "quantised":
+                try:
+                    self.packed[id(module)] = _readings(module) if "quantised" in self.parts else []
+                except (TypeError, ValueError) as error:
+                    self.packed[id(module)] = str(error)
 
     def sampled(self, sample: object) -> list[Any]:
         """The model's results before anything is replaced; what modules get is kept."""
@@ -201,6 +224,9 @@ class _Work:
                 if id(module) in read:
                     why = "MultiheadAttention reads its weights itself"
                     found[id(module)] = Outcome(name, type(module).__name__, "", why)
+                elif id(module) in self.packed:
+                    if part == "quantised":
+                        found[id(module)] = self._of_packed(name, module)
                 elif _candidate(module) == part:
                     found[id(module)] = self._one(name, module, part)
                 elif part == "norm" and id(module) not in found and module._parameters:
@@ -209,7 +235,7 @@ class _Work:
 
     def _one(self, name: str, module: torch.nn.Module, part: str) -> Outcome:
         kind = type(module).__name__
-        if isinstance(module, Replaced):
+        if isinstance(module, (Replaced, QuantisedLinear)):
             return Outcome(name, kind, "", "computes by gemmkit already")
         why = f"parts does not name {part!r}" if part not in self.parts else _refusal(module)
         if why:
@@ -229,7 +255,7 @@ class _Work:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
             if not why:
                 self.report._undone.append((module, before, now))
-                is_wide = part in ("experts", "mlp", "linear") and next(module.parameters()).dtype not in NARROW
+                is_wide = part in ("experts", "mlp", "linear") and x.dtype not in NARROW
                 return Outcome(name, kind, mixin.what, "under autocast" if is_wide else "")
             module.end()
             module.__class__ = before
@@ -237,13 +263,45 @@ class _Work:
 
     def _drawn(self, module: torch.nn.Module, part: str) -> torch.Tensor:
         """Rows that a module is compared with: drawn ones, and behind them those that it got of the sample."""
-        own, given = next(module.parameters()), self.inputs.get(id(module))
-        columns = _columns(module)
+        packed = next((m for m in module.modules() if isinstance(m, QuantisedLinear)), None)
+        own: Any = next(module.parameters()) if packed is None else packed.scales.to(self._dtype(packed))
+        given, columns = self.inputs.get(id(module)), _columns(module)
         drawn = torch.randn(_ROWS, columns, generator=torch.Generator().manual_seed(columns), dtype=torch.float32)
         if part == "norm":                             # of rows that an eps decides, too
             drawn *= torch.logspace(-4, 1, _ROWS)[:, None]
         drawn = drawn.to(own.device, own.dtype)
         return drawn if given is None else torch.cat((drawn, given.to(own.dtype)))
+
+    # -- layers of packed integers ------------------------------------------------------------------------------------
+
+    def _of_packed(self, name: str, module: torch.nn.Module) -> Outcome:
+        kind, layers = type(module).__name__, self.packed[id(module)]
+        places = [(parent, key) for parent in self.model.modules() for key, child in parent._modules.items() if child is module]
+        why = layers if isinstance(layers, str) else _refusal_of_packed(module, bool(places))
+        if "quantised" not in self.parts:
+            why = "parts does not name 'quantised'"
+        for layer in [] if why else layers:
+            assert isinstance(layer, QuantisedLinear)
+            try:
+                x = self._drawn(layer, "linear")
+                given = self.inputs.get(id(module))
+                x = x if given is None else torch.cat((x.to(given.dtype), given))
+                why = _compared_packed(module, layer, x)
+            except Exception as error:
+                why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
+            if not why:
+                layer.train(module.training)
+                for parent, key in places:
+                    self.report._put.append((parent, key, module, layer))
+                    parent._modules[key] = layer
+                return Outcome(name, kind, "gk.torch.QuantisedLinear", "x is gathered" if layer.order is not None else "")
+        return Outcome(name, kind, "", str(why))
+
+    def _dtype(self, layer: QuantisedLinear) -> torch.dtype:
+        """The dtype of what a layer of packed integers gets: that of the model's other parameters."""
+        own = (p.dtype for m in self.model.modules() if id(m) not in self.packed and not isinstance(m, QuantisedLinear)
+               for p in m._parameters.values() if p is not None and p.is_floating_point())
+        return next(own, layer.scales.dtype)
 
     def compare(self, before: list[Any], after: list[Any], tolerance: float | None) -> None:
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()} & {*NARROW, torch.float32}
@@ -307,11 +365,14 @@ class _Left(Exception):
 
 def _candidate(module: torch.nn.Module) -> str | None:
     """The part that a module belongs to, by its class and its names; None for none."""
-    if isinstance(module, torch.nn.Linear):
+    if _holds_words(module):
+        return "quantised"
+    if isinstance(module, (torch.nn.Linear, QuantisedLinear)):
         return "linear"
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or _names_a_norm(module):
         return "norm"
-    if any(all(isinstance(module._modules.get(x), torch.nn.Linear) for x in names if x) for names in modules.MLPS):
+    if any(all(isinstance(held := module._modules.get(x), (torch.nn.Linear, QuantisedLinear)) or _holds_words(held)
+               for x in names if x) for names in modules.MLPS):
         return "mlp"
     of_experts = [module._parameters.get(name) for name in modules.EXPERTS]
     return "experts" if all(p is not None and p.dim() == 3 for p in of_experts) else None
@@ -325,9 +386,14 @@ def _names_a_norm(module: torch.nn.Module) -> bool:
         getattr(module, name, None) is not None for name in modules.FastNamedNorm.names)
 
 
+def _holds_words(module: torch.nn.Module | None) -> bool:
+    """Whether a module has packed integers, as quantisers store them."""
+    return module is not None and not PACKED.isdisjoint((*module._buffers, *module._parameters))
+
+
 def _columns(module: torch.nn.Module) -> int:
     """How long the rows are that a candidate takes."""
-    if isinstance(module, torch.nn.Linear):
+    if isinstance(module, (torch.nn.Linear, QuantisedLinear)):
         return int(module.in_features)
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
         return int(module.normalized_shape[0])
@@ -335,7 +401,7 @@ def _columns(module: torch.nn.Module) -> int:
     if of_experts is not None:
         return int(of_experts.shape[-1])
     weight = module._parameters.get("weight")
-    first = next((m for m in module._modules.values() if isinstance(m, torch.nn.Linear)), None)
+    first = next((m for m in module._modules.values() if isinstance(m, (torch.nn.Linear, QuantisedLinear))), None)
     return int(weight.shape[0]) if weight is not None else first.in_features if first is not None else 0
 
 
@@ -356,6 +422,45 @@ def _refusal(module: torch.nn.Module) -> str:
             return f"its parameters are {str(p.dtype).removeprefix('torch.')}"
         if not is_here(p):
             return f"its parameters are on {p.device}; move the model to a GPU first"
+    return ""
+
+
+#: Tensors of layers of packed integers, by one of which they are known.
+PACKED = frozenset(checkpoints.NAMES)
+
+
+def _readings(module: torch.nn.Module) -> list[QuantisedLinear]:
+    """What a module's tensors may be: of GPTQ, whose two formats they do not tell apart, the one that the module names first.
+    The comparison finds out."""
+    known = {name for of in checkpoints.NAMES.values() for names in of for name in names}
+    tensors = {name: p for name, p in (*module._parameters.items(), *module._buffers.items())
+               if p is not None and name in known}
+    if "weight_packed" in tensors:
+        return [QuantisedLinear.from_checkpoint(tensors)]
+    stated, found, refused = getattr(module, "qzero_format", lambda: 1), [], ""
+    for form in ("gptq_v2", "gptq") if callable(stated) and stated() == 2 else ("gptq", "gptq_v2"):
+        try:
+            found.append(QuantisedLinear.from_checkpoint(tensors, {"checkpoint_format": form}))
+        except ValueError as error:
+            refused = refused or str(error)
+    if not found:
+        raise ValueError(refused)
+    return found
+
+
+def _refusal_of_packed(module: torch.nn.Module, has_parent: bool) -> str:
+    """Why a module of packed integers cannot be replaced; "" where it can."""
+    tensor = next(x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None)
+    if not is_here(tensor):
+        return f"its tensors are on {tensor.device}; move the model to a GPU first"
+    if not has_parent:
+        return "it is the model itself, which QuantisedLinear.from_checkpoint replaces"
+    if "_hf_hook" in module.__dict__ or any(module.__dict__[name] for name in _HOOKS):
+        return "it has hooks, which another module would not call"
+    if getattr(module, "adapter", None) is not None:
+        return "it has an adapter"
+    if getattr(getattr(module, "quantization_scheme", None), "input_activations", None) is not None:
+        return "it quantises its input, too"
     return ""
 
 
@@ -420,10 +525,15 @@ def _mlp(module: torch.nn.Module) -> _Ways:
     for names in modules.MLPS:
         gate, up, down = names
         held = [module._modules.get(name) for name in names if name]
-        if not all(isinstance(x, torch.nn.Linear) for x in held):
+        if any(_holds_words(x) for x in held):
+            raise _Left("a module of it has packed integers that were left")
+        if not all(isinstance(x, (torch.nn.Linear, QuantisedLinear)) for x in held):
             continue
-        if not all(is_linear(x) for x in held):
+        if not all(is_linear(x) or (isinstance(x, QuantisedLinear) and x.activation is None) for x in held):
             raise _Left("a module of it has a forward of its own")
+        packed = [isinstance(x, QuantisedLinear) for x in held[:-1]]
+        if any(packed) and (not all(packed) or not up):
+            raise _Left("of its gate and up one is packed integers, or both are one matrix of them")
         if any(x.bias is not None for x in held[:-1]):
             raise _Left("its gate or up product adds a bias, which gk.torch.glu does not")
         shapes: dict[str, tuple[int, ...]] = {f"{gate}.weight": (12 if up else 24, 8), f"{down}.weight": (8, 12)}
@@ -437,7 +547,9 @@ def _mlp(module: torch.nn.Module) -> _Ways:
                 w, v = (p[f"{gate}.weight"], p[f"{up}.weight"]) if up else p[f"{gate}.weight"].chunk(2)
                 return F.linear(unit.of_tensors(x @ w.mT) * (x @ v.mT), p[f"{down}.weight"], p.get(f"{down}.bias"))
 
-            if _has_formula(module, shapes, formula):
+            with _of_plain_layers(module):
+                found = _has_formula(module, shapes, formula)
+            if found:
                 return [(modules.FastGatedMLP, (activation, *names))]
     raise _Left(f"its result is not down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
 
@@ -483,6 +595,19 @@ def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
     finally:
         for m, was in before:
             m.training = was
+
+
+@contextmanager
+def _of_plain_layers(module: torch.nn.Module) -> Iterator[None]:
+    """The module with plain layers in place of packed ones, for parameters that are given to it."""
+    before = dict(module._modules)
+    try:
+        for name, held in before.items():
+            if isinstance(held, QuantisedLinear):
+                module._modules[name] = torch.nn.Linear(1, 1, bias=held.bias is not None)
+        yield
+    finally:
+        module._modules.update(before)
 
 
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -567,7 +692,7 @@ def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor,
         try:
             with around():
                 theirs = _evaluated(module, x, more, is_training)
-            wide = copy.deepcopy(module).float()
+            wide = _widened(module)
             with _exactly(), torch.autocast(x.device.type, enabled=False):
                 exact = _evaluated(wide, x.float(), more, is_training)
         finally:
@@ -587,6 +712,45 @@ def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor,
         if not off <= 2 * own + unit:
             return f"{name} would be off by {off:.2g} of its largest, and its own class is by {own:.2g}"
     return ""
+
+
+def _widened(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy in float32, with dense layers in place of packed ones."""
+    wide = copy.deepcopy(module)
+    for parent in wide.modules():
+        for name, held in parent._modules.items():
+            if isinstance(held, QuantisedLinear):
+                parent._modules[name] = _dense(held)
+    return wide.float()
+
+
+def _dense(layer: QuantisedLinear) -> torch.nn.Linear:
+    found = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    found.weight = torch.nn.Parameter(layer.dequantised(), requires_grad=False)
+    if layer.bias is not None:
+        found.bias = torch.nn.Parameter(layer.bias.detach().float(), requires_grad=False)
+    return found
+
+
+def _compared_packed(module: torch.nn.Module, layer: QuantisedLinear, x: torch.Tensor) -> str:
+    """Why a layer may not stand for a module of packed integers: a result is further from that of the weights in float32
+    than the module's own twice, or the module's own is further than its dtype's roundings. "" where it may."""
+    if x.dtype not in NARROW:
+        return f"its input is {str(x.dtype).removeprefix('torch.')}; convert the model: model.half() or model.bfloat16()"
+    with torch.no_grad(), _mode(module, False), _unobserved(module):
+        found = layer(x)
+        with _exactly(), torch.autocast(x.device.type, enabled=False):
+            exact = _dense(layer)(x.float())
+        is_bare = "weight_packed" in module._parameters and isinstance(module, torch.nn.Linear) and "weight" not in (
+            module._parameters) and type(module).forward is torch.nn.Linear.forward
+        theirs = found if is_bare else module(x)           # a bare one gets its weight in the model's first call
+    if theirs.dtype != found.dtype or theirs.shape != found.shape:
+        return f"its result would be {_short(found)} and is {_short(theirs)}"
+    size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
+    off, own = (float(((y.float() - exact).abs() / size).max()) for y in (found, theirs))
+    if not own <= 8 * unit:
+        return f"its own result is off by {own:.2g} from that of its tensors: a kernel has put them into an order of its own"
+    return "" if off <= 2 * own + unit else f"its result would be off by {off:.2g}, and its own class is by {own:.2g}"
 
 
 def _short(x: torch.Tensor) -> str:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from gemmkit.emulator.mode import current_mode
 from gemmkit.torch.attention import causal_or_plain
 from gemmkit.torch.grouped import experts
-from gemmkit.torch.layers import Linear
+from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
 NARROW = torch.float16, torch.bfloat16
@@ -212,6 +212,11 @@ class FastGatedMLP(Replaced):
 
     def begin(self, *said: str) -> None:
         self._gemmkit_glu = said                       # the activation; gate, up and down as in `MLPS`
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        gate, up = own[said[1]], own[said[2] or said[1]]
+        if isinstance(gate, QuantisedLinear) and gate.order is not None and up.order is not None and (
+                torch.equal(gate.order, up.order)):
+            up.order = gate.order                      # x is gathered once, for one product
 
     def end(self) -> None:
         del self._gemmkit_glu
@@ -220,6 +225,10 @@ class FastGatedMLP(Replaced):
         activation, of_gate, of_up, down = self._gemmkit_glu
         own: Any = self._modules                                             # type: ignore[attr-defined]
         gate, up = own[of_gate], own[of_up or of_gate]
+        x: Any = args[0] if len(args) == 1 and not keywords else None
+        if isinstance(gate, QuantisedLinear) and isinstance(up, QuantisedLinear) and takes(x, gate.bias, up.bias) and not (
+                is_observed(gate) or is_observed(up)):
+            return own[down](glu(x, gate, up, activation))
         if len(args) != 1 or keywords or is_observed(gate) or is_observed(up) or not (is_linear(gate) and is_linear(up)) or (
                 gate.bias is not None or up.bias is not None or not takes(args[0], gate.weight, up.weight)):
             return super().forward(*args, **keywords)                         # type: ignore[misc]

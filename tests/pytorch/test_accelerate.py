@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from gemmkit.torch import accelerate, modules, scaled_dot_product_attention  # noqa: E402
+from gemmkit.torch import QuantisedLinear, accelerate, modules, scaled_dot_product_attention  # noqa: E402
+from tests.support import checkpoints  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
 
@@ -407,6 +409,114 @@ def test_norms_with_an_offset(device: str) -> None:
     near(gradients(model, x), wanted, 0.02)
 
 
+# -- layers of packed integers --------------------------------------------------------------------------------------------
+
+class PackedBlock(nn.Module):
+    """A decoder's layer of a checkpoint of 4 bits: gate and up share an order of inputs, as one calibration gives it."""
+
+    def __init__(self, form: str, symmetric: bool = True, ordered: bool = False, dtype: Any = F16):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(11, 32), LlamaRMSNorm(32)
+        of = dict(symmetric=symmetric, dtype=dtype)
+        self.qkv = checkpoints.module(form, checkpoints.drawn(form, 32, 96, 32, bias=True, ordered=ordered, **of))
+        self.mlp = MLP(32, 64, nn.SiLU())
+        gate, up, down = (checkpoints.drawn(form, *sizes, 16, seed=n, ordered=ordered, **of)
+                          for n, sizes in enumerate(((32, 64), (32, 64), (64, 32))))
+        for index in ("g_idx", "weight_g_idx"):
+            if index in gate:
+                up[index] = gate[index]
+        for name, tensors in (("gate", gate), ("up", up), ("down", down)):
+            setattr(self.mlp, f"{name}_proj", checkpoints.module(form, tensors))
+
+    def forward(self, ids: Any) -> Any:
+        x = self.words(ids)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        x = x + q * k.sigmoid() + v
+        return x + self.mlp(self.norm(x))
+
+
+def packed_block(form: str, device: str = "cpu", own: Any = F16, **more: Any) -> Any:
+    torch.manual_seed(0)
+    model = PackedBlock(form, **more)
+    for part in (model.words, model.norm):
+        part.to(own)
+    return model.to(device).eval()
+
+
+@on_devices
+@pytest.mark.parametrize(("form", "dtype", "ordered"), [("gptq", F16, True), ("gptq_v2", BF16, False), ("awq", BF16, False),
+                                                        ("pack-quantized", BF16, True)])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_layers_of_packed_integers(form: str, dtype: Any, ordered: bool, sampled: bool, device: str) -> None:
+    """Of a checkpoint's own modules: replaced, fused in the MLP, as exact as they were, and undone."""
+    more = {"dtype": dtype} if form == "pack-quantized" else {}
+    model = packed_block(form, device, dtype, symmetric=form == "gptq_v2", ordered=ordered, **more)
+    other = copy.deepcopy(model)                                   # (modules of compressed-tensors unpack themselves)
+    kinds = [type(m) for m in model.modules()]
+    report = accelerate(model, ids(device) if sampled else None)
+    by = {"words": "gemmkit has no replacement for it", "norm": "gk.torch.rmsnorm", "mlp": "gk.torch.glu"}
+    named = ("qkv", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    assert fates(report) == {**by, **dict.fromkeys(named, "gk.torch.QuantisedLinear")}
+    assert all(isinstance(model.get_submodule(name), QuantisedLinear) for name in named)
+    with torch.no_grad():
+        near([model(ids(device))], [other(ids(device))], 4 * torch.finfo(dtype).eps)
+        run = functions_run(lambda: model.mlp(torch.ones(3, 32, device=device, dtype=dtype)))
+    assert run.count("_compute_quantised_glu") == 1 and run.count("_compute_quantised") == 1
+    x = torch.ones(2, 32, device=device, dtype=dtype, requires_grad=True)
+    model.mlp(x).sum().backward()
+    assert x.grad.isfinite().all()
+    report.undo()
+    assert [type(m) for m in model.modules()] == kinds
+    with torch.no_grad():
+        assert torch.equal(model(ids(device)), other(ids(device)))
+
+
+class Shuffled(checkpoints.QuantLinear):
+    """As a kernel leaves its words: in an order of its own, of the same shape."""
+
+    def weights(self) -> Any:
+        before = self.qweight
+        self.qweight = before.flip(0)
+        try:
+            return super().weights()
+        finally:
+            self.qweight = before
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    (lambda m: setattr(m, "qkv", Shuffled(dict(m.qkv._buffers.items() - {("wf", m.qkv.wf)}))),
+     "its own result is off by .* from that of its tensors"),
+    (lambda m: setattr(m.qkv, "qzeros", torch.zeros(1, 24, dtype=torch.int32)), "qzeros has 24 words for 96 integers, 8 bits"),
+    (lambda m: m.qkv.register_forward_hook(lambda *_: None), "it has hooks"),
+    (lambda m: setattr(m.qkv, "adapter", object()), "it has an adapter"),
+    (lambda m: (m.words.float(), m.norm.float()), "its input is float32; convert the model")])
+def test_packed_integers_that_are_left(change: Callable[[Any], Any], why: str, in_the_emulator: None) -> None:
+    model = packed_block("gptq")
+    change(model)
+    kind = type(model.qkv)
+    report = accelerate(model)
+    assert re.search(why, fates(report)["qkv"]) and type(model.qkv) is kind
+    assert str(report)
+
+
+def test_parts_of_packed_integers(in_the_emulator: None) -> None:
+    model = packed_block("awq")
+    report = accelerate(model, parts=("linear", "mlp"))
+    assert fates(report)["qkv"] == "parts does not name 'quantised'"
+    assert fates(report)["mlp"] == "a module of it has packed integers that were left"
+    assert fates(accelerate(model.qkv))[""] == "it is the model itself, which QuantisedLinear.from_checkpoint replaces"
+    report = accelerate(model, parts=("quantised",))
+    model.qkv = nn.Linear(32, 96)
+    with pytest.raises(RuntimeError, match="1 modules have another class than accelerate gave them, the first of them Linear"):
+        report.undo()
+    assert isinstance(model.mlp.up_proj, QuantisedLinear)
+
+
+def test_a_model_on_no_gpu_keeps_its_packed_integers() -> None:
+    model = packed_block("awq")
+    assert fates(accelerate(model))["qkv"] == "its tensors are on cpu; move the model to a GPU first"
+
+
 # -- experts --------------------------------------------------------------------------------------------------------------
 
 class Experts(nn.Module):
@@ -553,6 +663,33 @@ def test_a_llama(device: str) -> None:
     assert model.config._attn_implementation == "sdpa"
     eager = transformers.LlamaForCausalLM._from_config(conf, attn_implementation="eager").to(device, BF16)
     assert "load the model with attn_implementation='sdpa'" in str(accelerate(eager))
+
+
+@pytest.mark.thorough
+@on_devices
+@pytest.mark.parametrize(("family", "form"), [("Llama", "awq"), ("Qwen2", "pack-quantized")])
+def test_a_model_of_packed_integers(family: str, form: str, device: str) -> None:
+    """Of transformers, as it loads a checkpoint; with a cache."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    conf = getattr(transformers, f"{family}Config")(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, vocab_size=40)
+    model = getattr(transformers, f"{family}ForCausalLM")(conf).to(device, BF16).eval()
+    checkpoints.with_packed_layers(model, form, 16, dtype=BF16 if form == "pack-quantized" else F16)
+    other, words = copy.deepcopy(model), torch.arange(14, device=device).view(2, 7)
+    with torch.no_grad():
+        wanted = other(words).logits
+    report = accelerate(model, {"input_ids": words})
+    assert {x.by for x in report.replaced} == {"gk.torch.attention", "gk.torch.Linear", "gk.torch.QuantisedLinear", "gk.torch.glu",
+                                               "gk.torch.rmsnorm"}
+    assert [x.kind for x in report.left] == ["Embedding"]
+    with torch.no_grad():
+        near([model(words).logits], [wanted], 0.03)
+        begun = model(words[:, :6], use_cache=True).past_key_values
+        near([model(words[:, 6:], past_key_values=begun).logits], [wanted[:, 6:]], 0.05)
+    report.undo()
+    with torch.no_grad():
+        near([model(words).logits], [wanted], 1e-6)
 
 
 @pytest.mark.thorough

@@ -152,3 +152,13 @@ def module(form: str, tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
     if form == "pack-quantized":
         return CompressedLinear(tensors)
     return WQLinear_GEMM(tensors) if form == "awq" else QuantLinear(tensors, form)
+
+
+def with_packed_layers(model: torch.nn.Module, form: str, group: int, without: str = "lm_head", **more: object) -> torch.nn.Module:
+    """A model whose dense layers are modules of a format, as its quantiser leaves them; their weights are drawn."""
+    for seed, (name, layer) in enumerate(list(model.named_modules())):
+        if isinstance(layer, torch.nn.Linear) and name != without:
+            bias, device = layer.bias is not None, layer.weight.device
+            tensors = drawn(form, layer.in_features, layer.out_features, group, bias=bias, seed=seed, **more)  # type: ignore[arg-type]
+            model.set_submodule(name, module(form, tensors).to(device))
+    return model
