@@ -130,7 +130,7 @@ def source_of(spec: Any, a: View, b: View, row: int, column: int, k: int, shape:
     """A lane's source, for a column of D's tile. Of interleaved columns (`gemmkit.layouts.ColumnInterleaved`) a lane's four
     are of one part, in all of its fragments: octets of two parts alternate."""
     layout = spec.b.layout
-    if spec.parts == 1:
+    if spec.matrices == 1:
         return QuantisedSource(a, b, layout.scales, layout.zeros if spec.has_zeros else layout.scales, row, column, k,
                                shape.M - 1, shape.N - 4)
     is_first, first, second = layout.part_of(column) == 0, layout.layout.first, layout.layout.second
@@ -176,7 +176,7 @@ def load_scales(_: int, fragment: int, spec: QuantisedSpec, ring: PartRing, sour
 
 def own_column(fragment: int, spec: QuantisedSpec, source: QuantisedSource) -> int:
     """The first of a lane's four columns of a fragment."""
-    return min(source.column + fragment * (spec.operation.size.N // spec.parts), source.last_column)
+    return min(source.column + fragment * (spec.operation.size.N // spec.matrices), source.last_column)
 
 
 def load_of_a(_: int, n: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
@@ -365,7 +365,7 @@ class QuantisedSpec(SimtSpec):
     stages: int = 1
 
     @cached_property
-    def parts(self) -> int:
+    def matrices(self) -> int:
         """Matrices whose columns B interleaves."""
         return len(parts_of(self.b.layout))
 
@@ -504,7 +504,7 @@ LINE = 32                              # words in 128 bytes
 def prefetch_b(spec: Any, b: View, work: Work, shape: StackShape) -> None:
     """Each thread brings some of the lines of a block's words and scales."""
     layout = spec.b.layout
-    if spec.parts == 1:
+    if spec.matrices == 1:
         prefetch_part(spec, b, layout.scales, work.n, shape.N, work, shape)
     else:
         n, first, second = layout.column_of(work.n), layout.layout.first, layout.layout.second
@@ -517,7 +517,7 @@ def prefetch_part(spec: Any, b: View, scales: View, n: int, columns: int, work: 
     end = min(work.k_begin + work.k_tiles * spec.block.size.K, shape.K)
     row = udiv(work.k_begin, spec.operator.rows) + thread_index()
     while row < udiv(end, spec.operator.rows):
-        for line in range(max(1, spec.warps_n * spec.fragments_n // spec.parts)):
+        for line in range(max(1, spec.warps_n * spec.fragments_n // spec.matrices)):
             prefetch(b, (row, min(n + line * LINE, columns - 1)))
         row = rolled(row + spec.threads)
     group = udiv(work.k_begin, spec.group) + thread_index()

@@ -183,7 +183,8 @@ class Joined(GlobalLayout):
 
     @property
     def storage(self) -> np.dtype:
-        return self.first.storage
+        storage: np.dtype = self.first.storage
+        return storage
 
     @property
     def leaf(self) -> GlobalLayout:
@@ -517,8 +518,9 @@ class InterleavedColumns(Matrix):
     """Matrices of one shape as the B of one product: D = Fold(f) of A W, A V, ...
 
     Takes 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device; or as many matrices
-    of packed integers (`gemmkit.layouts.quantised.quantise`). The kernel interleaves their columns (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use
-    the products: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
+    of packed integers (`gemmkit.layouts.quantised.quantise`). The kernel interleaves their columns
+    (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use the products: any other
+    epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
 
     Raises TypeError for a part that is neither, for an array beside packed integers, and for its transpose (interleave the
     transposes), ValueError for a number of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
@@ -543,11 +545,11 @@ class InterleavedColumns(Matrix):
         for n, info in enumerate(infos):
             for axis in (0, 1):
                 _check_part(info, n, infos[0], axis, "InterleavedColumns")
-        self.parts = arrays
-        layouts = [of.layout for of in packed] or [_plain(info) for info in infos]
+        self.parts, self.columns = arrays, infos[0].shape[-1]
+        layouts: list[Any] = [of.layout for of in packed] or [_plain(info) for info in infos]
         side_by_side = joined([of.array for of in packed] or arrays, layouts, infos, 1)
         super().__init__(packed[0].array if packed else arrays[0],
-                         ColumnInterleaved(side_by_side, infos[0].shape[-1], len(arrays)))
+                         ColumnInterleaved(side_by_side, self.columns, len(arrays)))
 
     def check_place(self, name: str, c: Any) -> None:
         if c is not None:
@@ -562,11 +564,11 @@ class InterleavedColumns(Matrix):
                         "interleave the parts' transposes")
 
     def __repr__(self) -> str:
-        shape = (*self.shape[:-1], self.layout.columns)
+        shape = (*self.shape[:-1], self.columns)
         return f"<InterleavedColumns of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
 
 
-def joined(arrays: Sequence[Any], layouts: Sequence[Any], infos: list[ArrayInfo], axis: int) -> GlobalLayout:
+def joined(arrays: Sequence[Any], layouts: Sequence[GlobalLayout], infos: list[ArrayInfo], axis: int) -> GlobalLayout:
     """The layout of matrices joined along an axis of the last two, from the first on."""
     layout, boundary = layouts[0], infos[0].shape[axis - 2]
     for array, own, info in zip(arrays[1:], layouts[1:], infos[1:]):

@@ -276,7 +276,8 @@ class _Work:
 
     def _of_packed(self, name: str, module: torch.nn.Module) -> Outcome:
         kind, layers = type(module).__name__, self.packed[id(module)]
-        places = [(parent, key) for parent in self.model.modules() for key, child in parent._modules.items() if child is module]
+        places = [(parent, key) for parent in self.model.modules() for key, child in parent._modules.items()
+                  if child is module]
         why = layers if isinstance(layers, str) else _refusal_of_packed(module, bool(places))
         if "quantised" not in self.parts:
             why = "parts does not name 'quantised'"
@@ -430,8 +431,8 @@ PACKED = frozenset(checkpoints.NAMES)
 
 
 def _readings(module: torch.nn.Module) -> list[QuantisedLinear]:
-    """What a module's tensors may be: of GPTQ, whose two formats they do not tell apart, the one that the module names first.
-    The comparison finds out."""
+    """What a module's tensors may be: of GPTQ, whose two formats they do not tell apart, the one that the module names
+    first. The comparison finds out."""
     known = {name for of in checkpoints.NAMES.values() for names in of for name in names}
     tensors = {name: p for name, p in (*module._parameters.items(), *module._buffers.items())
                if p is not None and name in known}

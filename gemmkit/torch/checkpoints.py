@@ -1,12 +1,17 @@
 """Weights of 2 and 4 bits as GPTQ, AWQ and compressed-tensors store them, as `gemmkit.torch.QuantisedLinear` holds them.
 
-W has N outputs and K inputs, in G groups of K / G inputs; R = 32 / bits integers are in a word, the first in its lowest bits.
+W has N outputs and K inputs, in G groups of K / G inputs; R = 32 / bits integers are in a word, the first in its lowest
+bits.
 
-| format | integers | zero points | scales | which inputs are a group |
-|---|---|---|---|---|
-| gptq, gptq_v2 | ``qweight`` (K / R, N), words along K | ``qzeros`` (G, N / R), along N; gptq stores them less 1 | ``scales`` (G, N) | ``g_idx`` (K,), or neighbours |
-| awq, "gemm" | ``qweight`` (K, N / 8), words along N, in the order 0, 2, 4, 6, 1, 3, 5, 7 | ``qzeros`` (G, N / 8), likewise | ``scales`` (G, N) | neighbours |
-| pack-quantized | ``weight_packed`` (N, K / R), words along K | ``weight_zero_point`` (N / R, G), along N; none: 2 ** (bits - 1) | ``weight_scale`` (N, G) | ``weight_g_idx`` (K,), or neighbours |
+| | gptq, gptq_v2 | awq, "gemm" | pack-quantized |
+|---|---|---|---|
+| integers | ``qweight`` (K / R, N) | ``qweight`` (K, N / 8) | ``weight_packed`` (N, K / R) |
+| zero points | ``qzeros`` (G, N / R) | ``qzeros`` (G, N / 8) | ``weight_zero_point`` (N / R, G), or none |
+| scales | ``scales`` (G, N) | ``scales`` (G, N) | ``weight_scale`` (N, G) |
+| group of each input | ``g_idx`` (K,) | neighbours | ``weight_g_idx`` (K,), or neighbours |
+
+Words lie along the axis that is divided. Eight columns of awq lie in a word in the order `AWQ_ORDER`. Zero points of gptq
+are stored less 1, those of gptq_v2 as they are; without any they are 2 ** (bits - 1).
 
 In all of them an element is (q - zero) * scale. Sources: ``auto_gptq/nn_modules/qlinear/qlinear_cuda.py`` of AutoGPTQ, and
 ``convert_gptq_v1_to_v2_format`` of GPTQModel; ``awq/utils/packing_utils.py`` of AutoAWQ;
@@ -55,8 +60,9 @@ def read(tensors: Mapping[str, torch.Tensor], config: Any = None) -> Packed:
         if key in tensors:
             missing, other = [x for x in needed if x not in tensors], [*set(tensors).difference(needed, allowed)]
             if missing or other:
-                raise ValueError(f"tensors has {key}, and " + (f"no {missing[0]}" if missing else f"{sorted(other)[0]}, which "
-                                 "is not known") + f"; {', '.join(needed)} are needed, {', '.join(allowed)} may be there")
+                wrong = f"no {missing[0]}" if missing else f"{min(other)}, which is not known"
+                raise ValueError(f"tensors has {key}, and {wrong}; {', '.join(needed)} are needed, {', '.join(allowed)} may "
+                                 "be there")
             break
     else:
         raise ValueError(f"tensors has {', '.join(sorted(tensors)) or 'nothing'}; qweight of GPTQ and AWQ is needed, or "
@@ -87,11 +93,12 @@ def _said(config: Any) -> dict[str, Any]:
 
 def _check_format(said: dict[str, Any], method: str, names: tuple[str, ...], formats: tuple[str, ...]) -> str:
     """The format that a configuration names, and the first of ``formats`` where it names none."""
-    own = said.get("quant_method")
-    if own is not None and str(getattr(own, "value", own)) != method:
-        raise ValueError(f"config has quant_method={str(getattr(own, 'value', own))!r} and the tensors are those of {method}")
-    stated = next((said[name] for name in names if said.get(name) is not None), formats[0])
-    found = str(getattr(stated, "value", stated)).lower()
+    def word(name: str) -> str:
+        return str(getattr(said[name], "value", said[name])).lower()         # or that of an enumeration
+
+    if said.get("quant_method") is not None and word("quant_method") != method:
+        raise ValueError(f"config has quant_method={word('quant_method')!r} and the tensors are those of {method}")
+    found = next((word(name) for name in names if said.get(name) is not None), formats[0])
     if found not in formats:
         raise ValueError(f"config has the format {found!r}; of {method} {' and '.join(map(repr, formats))} can be read")
     return found
@@ -129,8 +136,8 @@ def _of_qweight(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> Pa
         words, zeros = _awq_words(qweight), _awq_columns(qzeros)
         return Packed(words, scales, _unless_middle(zeros, bits), None, None, bits, _checked_group(group, bits))
     raise ValueError(f"qweight has shape {tuple(qweight.shape)}, with scales of {tuple(scales.shape)}; (K / {32 // bits}, "
-                     f"{columns}) of GPTQ or (K, {columns // 8}) of AWQ's gemm is needed. A kernel's own order (Marlin, GEMV, "
-                     "BitBLAS) cannot be read; load the checkpoint's tensors")
+                     f"{columns}) of GPTQ or (K, {columns // 8}) of AWQ's gemm is needed. A kernel's own order (Marlin, "
+                     "GEMV, BitBLAS) cannot be read; load the checkpoint's tensors")
 
 
 def _gptq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, g_idx: torch.Tensor | None, bits: int,
@@ -146,8 +153,9 @@ def _gptq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, g_i
     group, order = _groups(g_idx, rows, scales.shape[0], "g_idx")
     zeros = unpacked(qzeros, bits, 1).to(torch.uint8)
     if is_first:
-        if bool((zeros == (1 << bits) - 1).any()):
-            raise ValueError(f"qzeros has {(1 << bits) - 1}, which libraries read as a zero point of {1 << bits}, or of 0, in the "
+        most = (1 << bits) - 1
+        if bool((zeros == most).any()):
+            raise ValueError(f"qzeros has {most}, which libraries read as a zero point of {most + 1}, or of 0, in the "
                              "format 'gptq'; store the checkpoint as gptq_v2, or name it in config: checkpoint_format")
         zeros = zeros + 1
     words = qweight.contiguous() if order is None else _reordered(qweight, bits, order)
@@ -216,7 +224,8 @@ def _bits(words: int, integers: int, name: str) -> int:
         if words * 32 == integers * bits:
             return bits
     found = f"{words * 32 / integers:.3g} bits" if integers else "nothing"
-    raise ValueError(f"{name} has {words} words for {integers} integers, {found} each; 2 or 4 bits, and whole words, are needed")
+    raise ValueError(f"{name} has {words} words for {integers} integers, {found} each; 2 or 4 bits, and whole words, are "
+                     "needed")
 
 
 def _checked_group(group: int, bits: int) -> int:
@@ -237,11 +246,12 @@ def _groups(g_idx: torch.Tensor | None, rows: int, groups: int, name: str) -> tu
     if g_idx is None:
         return group, None
     if g_idx.shape != (rows,) or g_idx.is_floating_point():
-        raise ValueError(f"{name} has shape {tuple(g_idx.shape)} and dtype {g_idx.dtype}; the group of each of {rows} inputs is "
-                         "needed")
+        raise ValueError(f"{name} has shape {tuple(g_idx.shape)} and dtype {g_idx.dtype}; the group of each of {rows} "
+                         "inputs is needed")
     if not bool(((0 <= g_idx) & (g_idx < groups)).all()) or not bool(
             (torch.bincount(g_idx.long(), minlength=groups) == group).all()):
-        raise ValueError(f"{name} does not divide {rows} inputs into {groups} groups of {group}; groups of one size are needed")
+        raise ValueError(f"{name} does not divide {rows} inputs into {groups} groups of {group}; groups of one size are "
+                         "needed")
     order = torch.argsort(g_idx, stable=True)
     if torch.equal(order, torch.arange(rows, device=order.device)):
         return group, None

@@ -239,8 +239,8 @@ class QuantisedLinear(torch.nn.Module):
     ``bits`` bits.
 
     Each ``group`` input features of an output share a float16 scale (`gemmkit.layouts.quantised.quantise`).
-    `from_linear` makes a layer of a trained one, `from_checkpoint` of tensors of GPTQ, AWQ or compressed-tensors; a new layer
-    has weights of zero, which a ``state_dict`` replaces. The buffers are ``words`` (int32, in_features * bits / 32 x
+    `from_linear` makes a layer of a trained one, `from_checkpoint` of tensors of GPTQ, AWQ or compressed-tensors; a new
+    layer has weights of zero, which a ``state_dict`` replaces. The buffers are ``words`` (int32, in_features * bits / 32 x
     out_features), ``scales`` (float16, in_features / group x out_features), where not ``symmetric`` ``zeros`` (uint8), and
     where ``ordered`` ``order`` (int32, the input feature that each row of words is of: x is gathered by it, in a launch of
     PyTorch's); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the like convert ``bias``
@@ -326,8 +326,8 @@ class QuantisedLinear(torch.nn.Module):
             ``ordered``.
 
         Raises: TypeError for tensors that are no dictionary of tensors. ValueError for other names, shapes, dtypes and
-            formats, for 3 and 8 bits, for groups of different sizes or of inputs that fill no whole word, for a zero point of
-            gptq that libraries read differently, for scales that float16 does not hold, and for a config that says
+            formats, for 3 and 8 bits, for groups of different sizes or of inputs that fill no whole word, for a zero point
+            of gptq that libraries read differently, for scales that float16 does not hold, and for a config that says
             otherwise.
 
         >>> import torch, gemmkit as gk, gemmkit.torch
@@ -479,4 +479,5 @@ QUANTISED_LINEAR: Differentiable = Differentiable(
 QUANTISED_GRADIENT: Differentiable = Differentiable(
     define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
            "int group) -> Tensor", _compute_gradient, _allocate_gradient),
-    _backward_of_gradient, _keep_of_gradient, lambda *batch: _quantised_in_batches(QUANTISED_GRADIENT, *batch), _compute_gradient)
+    _backward_of_gradient, _keep_of_gradient, lambda *batch: _quantised_in_batches(QUANTISED_GRADIENT, *batch),
+    _compute_gradient)

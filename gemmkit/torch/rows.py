@@ -142,7 +142,8 @@ def glu(x: torch.Tensor, w: torch.Tensor | QuantisedLinear, v: torch.Tensor | Qu
 
 def _glu_of_layers(x: torch.Tensor, w: Any, v: Any, activation: str) -> Any:
     if not (isinstance(w, QuantisedLinear) and isinstance(v, QuantisedLinear)):
-        raise TypeError(f"w is a {type(w).__name__} and v a {type(v).__name__}; two tensors are needed, or two QuantisedLinear")
+        raise TypeError(f"w is a {type(w).__name__} and v a {type(v).__name__}; two tensors are needed, or two "
+                        "QuantisedLinear")
     if (w.in_features, w.out_features) != (v.in_features, v.out_features):
         raise ValueError(f"w has {w.in_features} inputs and {w.out_features} outputs, and v has {v.in_features} and "
                          f"{v.out_features}; both must be the same")
@@ -528,18 +529,19 @@ _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Ten
                 _backward_glu, _keep_inputs)
 
 
-# -- of layers with packed weights: two matrices of words, of one launch -----------------------------------------------------
+# -- of layers with packed weights: two matrices of words, and one launch -------------------------------------------------
 
-def _compute_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any, words_v: Any, scales_v: Any, zeros_v: Any, *,
-                           bits: int, group: int, activation: str) -> Any:
-    out = x.new_empty((x.shape[0], words.shape[1]))
-    w, v = packed_weights(x, words, scales, zeros, bits, group), packed_weights(x, words_v, scales_v, zeros_v, bits, group)
-    return forward_glu(x, w, v, unit(activation).of_a_number, out=out)
+def _compute_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any, up_words: Any, up_scales: Any,
+                           up_zeros: Any, *, bits: int, group: int, activation: str) -> Any:
+    out = _allocate_quantised_glu(x, words)
+    w = packed_weights(x, words, scales, zeros, bits, group)
+    v = packed_weights(x, up_words, up_scales, up_zeros, bits, group)
+    forward_glu(_rows(x), w, v, unit(activation).of_a_number, out=_rows(out))
+    return out
 
 
-def _allocate_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any, words_v: Any, scales_v: Any, zeros_v: Any, *,
-                            bits: int, group: int, activation: str) -> Any:
-    return x.new_empty((x.shape[0], words.shape[1]))
+def _allocate_quantised_glu(x: torch.Tensor, words: Any, *rest: object, **options: object) -> Any:
+    return x.new_empty((*x.shape[:-1], words.shape[1]))
 
 
 def _keep_quantised_glu(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...],
@@ -551,14 +553,13 @@ def _keep_quantised_glu(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[
 def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Of a call that kept no products: they are computed a second time. Words have no gradient."""
     x, *tensors = ctx.saved_tensors
-    w, v = tensors[:3], tensors[3:]
     bits, group = ctx.options["bits"], ctx.options["group"]
-    products = (QUANTISED_LINEAR(x, *of, None, bits, group, None) for of in (w, v))
+    products = (QUANTISED_LINEAR(x, *of, None, bits, group, None) for of in (tensors[:3], tensors[3:]))
     of_gate, of_up = _GATED_BACKWARD(grad, *products, activation=ctx.options["activation"])
-    of_x = QUANTISED_GRADIENT(of_gate, *w, bits, group) + QUANTISED_GRADIENT(of_up, *v, bits, group)
+    of_x = QUANTISED_GRADIENT(of_gate, *tensors[:3], bits, group) + QUANTISED_GRADIENT(of_up, *tensors[3:], bits, group)
     return of_x, *(None for _ in tensors)
 
 
-_QUANTISED_GLU = operator("quantised_glu", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor words_v, Tensor scales_v, "
-                          "Tensor? zeros_v, *, int bits, int group, str activation) -> Tensor", _compute_quantised_glu,
-                          _allocate_quantised_glu, _backward_quantised_glu, _keep_quantised_glu)
+_QUANTISED_GLU = operator("quantised_glu", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor up_words, "
+                          "Tensor up_scales, Tensor? up_zeros, *, int bits, int group, str activation) -> Tensor",
+                          _compute_quantised_glu, _allocate_quantised_glu, _backward_quantised_glu, _keep_quantised_glu)

@@ -248,6 +248,10 @@ def test_glu_of_what_is_not_alike(in_the_emulator: None) -> None:
     assert (grad.grad - other.grad).abs().max() <= 2e-3 * other.grad.abs().max()
     torch.library.opcheck(torch.ops.gemmkit.quantised_glu, (grad, *tensors), dict(bits=4, group=32, activation="silu"),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+    stack = torch.randn(2, 3, 64).half()
+    with torch.no_grad():
+        each = torch.stack([gk.torch.glu(one, gate, up) for one in stack])
+        assert torch.equal(torch.func.vmap(lambda one: gk.torch.glu(one, gate, up))(stack), each)
     with pytest.raises(TypeError, match="w is a QuantisedLinear and v a Tensor; two tensors are needed"):
         gk.torch.glu(x, gate, torch.ones(64, 24).half())
     with pytest.raises(ValueError, match="v has 64 and 40; both must be the same"):
