@@ -13,26 +13,33 @@ another order of bits.
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
-from torch.utils import _pytree
 
 from gemmkit.torch import checkpoints, modules
+from gemmkit.torch.comparisons import (
+    HOOKS,
+    compared,
+    compared_attention,
+    compared_joined,
+    compared_packed,
+    has_formula,
+    of_plain_layers,
+    results,
+)
 from gemmkit.torch.layers import QuantisedLinear
 from gemmkit.torch.modules import NARROW, Replaced, is_here, is_linear, made
 from gemmkit.torch.rows import UNITS
 
 #: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced, and when those of packed
 #: integers are gemmkit's, whose pairs are one product.
-PARTS = "attention", "quantised", "experts", "mlp", "linear", "norm"
+PARTS = "attention", "quantised", "experts", "mlp", "linear", "qkv", "norm"
 
 _ROWS = 16                             # of an input that is drawn
 
@@ -123,6 +130,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     | part | what is replaced | by |
     |---|---|---|
     | "linear" | ``torch.nn.Linear`` | `gemmkit.torch.Linear` |
+    | "qkv" | ``q_proj``, ``k_proj`` and ``v_proj`` of attention, outside of training | one product; see below |
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
@@ -175,7 +183,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     try:
         work.replace()
         if before is not None:
-            work.compare(before, _results(model, sample), tolerance)
+            work.compare(before, results(model, sample), tolerance)
     except BaseException:
         work.report.undo()
         raise
@@ -208,7 +216,7 @@ class _Work:
 
         held = [module.register_forward_pre_hook(keep) for module in self.model.modules() if _candidate(module) is not None]
         try:
-            return _results(self.model, sample)
+            return results(self.model, sample)
         finally:
             for handle in held:
                 handle.remove()
@@ -250,7 +258,8 @@ class _Work:
             module.begin(*said)
             try:
                 x = self._drawn(module, part)
-                why = _compared(module, before, now, x, _choices(module, len(x)) if part == "experts" else ())
+                more = _choices(module, len(x)) if part == "experts" else ()
+                why = compared_joined(module, x) if part == "qkv" else compared(module, before, now, x, more)
             except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
             if not why:
@@ -287,7 +296,7 @@ class _Work:
                 x = self._drawn(layer, "linear")
                 given = self.inputs.get(id(module))
                 x = x if given is None else torch.cat((x.to(given.dtype), given))
-                why = _compared_packed(module, layer, x)
+                why = compared_packed(module, layer, x)
             except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
             if not why:
@@ -375,6 +384,8 @@ def _candidate(module: torch.nn.Module) -> str | None:
     if any(all(isinstance(held := module._modules.get(x), (torch.nn.Linear, QuantisedLinear)) or _holds_words(held)
                for x in names if x) for names in modules.MLPS):
         return "mlp"
+    if all(isinstance(module._modules.get(name), torch.nn.Linear) for name in modules.QKV):
+        return "qkv"
     of_experts = [module._parameters.get(name) for name in modules.EXPERTS]
     return "experts" if all(p is not None and p.dim() == 3 for p in of_experts) else None
 
@@ -394,6 +405,7 @@ def _holds_words(module: torch.nn.Module | None) -> bool:
 
 def _columns(module: torch.nn.Module) -> int:
     """How long the rows are that a candidate takes."""
+    module = module._modules[modules.QKV[0]] or module if modules.QKV[0] in module._modules else module
     if isinstance(module, (torch.nn.Linear, QuantisedLinear)):
         return int(module.in_features)
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
@@ -456,7 +468,7 @@ def _refusal_of_packed(module: torch.nn.Module, has_parent: bool) -> str:
         return f"its tensors are on {tensor.device}; move the model to a GPU first"
     if not has_parent:
         return "it is the model itself, which QuantisedLinear.from_checkpoint replaces"
-    if "_hf_hook" in module.__dict__ or any(module.__dict__[name] for name in _HOOKS):
+    if "_hf_hook" in module.__dict__ or any(module.__dict__[name] for name in HOOKS):
         return "it has hooks, which another module would not call"
     if getattr(module, "adapter", None) is not None:
         return "it has an adapter"
@@ -476,7 +488,7 @@ def _refusal_of_attention(model: torch.nn.Module) -> str:
     own = next(iter(model.parameters()), None)
     if own is None or not is_here(own):
         return "the model is not on a GPU; move it there first"
-    return _compared_attention(model.config, own)
+    return compared_attention(model.config, own)
 
 
 #: What may take a module's place: a class, and what it is told. The first that passes the comparison is taken.
@@ -512,7 +524,7 @@ def _norm(module: torch.nn.Module) -> _Ways:
         def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], offset: float = offset) -> Any:
             return _rms(x, module) * (p["weight"] + offset)
 
-        if _has_formula(module, {"weight": (8,)}, formula):
+        if has_formula(module, {"weight": (8,)}, formula):
             return [(mixin, ())]
     raise _Left("its result is not that of an RMS norm with a factor of weight or 1 + weight")
 
@@ -548,8 +560,8 @@ def _mlp(module: torch.nn.Module) -> _Ways:
                 w, v = (p[f"{gate}.weight"], p[f"{up}.weight"]) if up else p[f"{gate}.weight"].chunk(2)
                 return F.linear(unit.of_tensors(x @ w.mT) * (x @ v.mT), p[f"{down}.weight"], p.get(f"{down}.bias"))
 
-            with _of_plain_layers(module):
-                found = _has_formula(module, shapes, formula)
+            with of_plain_layers(module):
+                found = has_formula(module, shapes, formula)
             if found:
                 return [(modules.FastGatedMLP, (activation, *names))]
     raise _Left(f"its result is not down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
@@ -566,7 +578,7 @@ def _experts(module: torch.nn.Module) -> _Ways:
             own = every.permute(1, 0, 2).gather(1, chosen[:, :, None].cpu().expand(-1, -1, x.shape[1]))
             return (own * weights[:, :, None].cpu()).sum(1)
 
-        if _has_formula(module, {both: (count, 24, 8), down: (count, 8, 12)}, formula, (chosen.cpu(), weights.cpu())):
+        if has_formula(module, {both: (count, 24, 8), down: (count, 8, 12)}, formula, (chosen.cpu(), weights.cpu())):
             return [(modules.FastExperts, (activation,))]
     raise _Left(f"its result is not the sum of weight * down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
 
@@ -582,213 +594,20 @@ def _count(module: torch.nn.Module) -> int:
     return len(module.get_parameter(modules.EXPERTS[0]))
 
 
-_FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"experts": _experts, "mlp": _mlp, "linear": _linear,
+def _qkv(module: torch.nn.Module) -> _Ways:
+    held: list[Any] = [module._modules[name] for name in modules.QKV]
+    if module.training:
+        raise _Left("it is in training, where queries, keys and values are three products; model.eval() first")
+    if not all(isinstance(m, modules.FastLinear) for m in held):
+        raise _Left("a product of its queries, keys or values is not gemmkit's")
+    weights, biases = [m.weight for m in held], [m.bias for m in held]
+    if any(w.dtype not in NARROW or w.dtype != weights[0].dtype or w.device != weights[0].device for w in weights):
+        raise _Left("its products are of float32, or of two dtypes or devices")
+    if len({w.shape[1] for w in weights}) > 1 or len({b is None for b in biases}) > 1 or any(
+            b is not None and b.dtype != weights[0].dtype for b in biases):
+        raise _Left("its products have inputs of two widths, or one of them alone a bias")
+    return [(modules.FastQKV, ())]
+
+
+_FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"experts": _experts, "mlp": _mlp, "linear": _linear, "qkv": _qkv,
                                                            "norm": _norm}
-
-
-@contextmanager
-def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
-    """The module and all in it in a mode, and then in their own."""
-    before = [(m, m.training) for m in module.modules()]
-    try:
-        module.train(training)
-        yield
-    finally:
-        for m, was in before:
-            m.training = was
-
-
-@contextmanager
-def _of_plain_layers(module: torch.nn.Module) -> Iterator[None]:
-    """The module with plain layers in place of packed ones, for parameters that are given to it."""
-    before = dict(module._modules)
-    try:
-        for name, held in before.items():
-            if isinstance(held, QuantisedLinear):
-                module._modules[name] = torch.nn.Linear(1, 1, bias=held.bias is not None)
-        yield
-    finally:
-        module._modules.update(before)
-
-
-_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-
-
-@contextmanager
-def _unobserved(module: torch.nn.Module) -> Iterator[None]:
-    """The module and all in it without hooks, which are not to see calls that compare."""
-    before = [(m, name, m.__dict__[name]) for m in module.modules() for name in _HOOKS]
-    try:
-        for m, name, hooks in before:
-            m.__dict__[name] = type(hooks)()
-        yield
-    finally:
-        for m, name, hooks in before:
-            m.__dict__[name] = hooks
-
-
-def _has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
-                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any], more: tuple[Any, ...] = ()) -> bool:
-    """Whether a module computes a formula of its first argument and its parameters: on drawn numbers, tiny ones and large
-    ones, in training and else. ``more`` are its other arguments."""
-    drawn = torch.Generator().manual_seed(0)
-    for size in (1e-3, 1.0, 30.0):
-        given = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
-        x = size * torch.randn(4, 8, generator=drawn)
-        for training in (False, True):
-            try:
-                with torch.no_grad(), _mode(module, training), _unobserved(module), torch.autocast("cpu", enabled=False):
-                    found = torch.func.functional_call(module, given, (x, *more))
-            except Exception:
-                return False
-            wanted = formula(x.double(), {name: p.double() for name, p in given.items()})
-            if not isinstance(found, torch.Tensor) or found.shape != wanted.shape:
-                return False
-            if not (found - wanted).abs().max() <= 2e-5 * wanted.abs().max():
-                return False
-    return True
-
-
-# --------------------------------------------------------------------------------------------------
-# Comparisons.
-
-@contextmanager
-def _exactly() -> Iterator[None]:
-    """Products of float32 are of float32, not of TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _recorded(module: torch.nn.Module, is_training: bool) -> dict[str, Any]:
-    """The parameters by whose gradients a module is compared, by their names."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad and is_training}
-
-
-def _evaluated(module: torch.nn.Module, x: torch.Tensor, more: tuple[Any, ...], is_training: bool) -> list[Any]:
-    """A module's result; of one that is trained the gradients of x and of the parameters that require one, too."""
-    forward, wanted = module.forward, list(_recorded(module, is_training).values())
-    if not wanted:
-        with torch.no_grad():
-            return [forward(x, *more)]
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        y = forward(x, *more)
-        drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.device, y.dtype)
-        return [y.detach(), *torch.autograd.grad(y, [x, *wanted], drawn)]
-
-
-def _compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor, more: tuple[Any, ...] = ()) -> str:
-    """Why a module may not have the class that it has now: a result or a gradient of x is further from the exact one than
-    its own class computes them. "" where none is."""
-    narrow, is_training = x.dtype in NARROW, module.training
-    around = nullcontext if narrow else lambda: torch.autocast(x.device.type, dtype=torch.bfloat16)
-    with _mode(module, False), _unobserved(module), torch.random.fork_rng(devices=[]):
-        with around():
-            found = _evaluated(module, x, more, is_training)
-        module.__class__ = before
-        try:
-            with around():
-                theirs = _evaluated(module, x, more, is_training)
-            wide = _widened(module)
-            with _exactly(), torch.autocast(x.device.type, enabled=False):
-                exact = _evaluated(wide, x.float(), more, is_training)
-        finally:
-            module.__class__ = now
-    names = ["its result", "the gradient of x", *(f"the gradient of {name}" for name in _recorded(module, is_training))]
-    for name, one, other, wanted in zip(names, found, theirs, exact):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return f"{name} would be {_short(one)} and is {_short(other)}"
-        unit = torch.finfo(one.dtype if narrow else torch.bfloat16).eps
-        one, other, wanted = (t.float() for t in (one, other, wanted))
-        here = wanted.isfinite() & other.isfinite()
-        if not torch.equal(here, here & one.isfinite()):
-            return f"{name} would have elements that are not finite"
-        size = torch.where(here, wanted, 0).abs()
-        size = size.amax(-1, keepdim=True) if one.shape[:-1] == x.shape[:-1] else size.max()         # of each row
-        off, own = (float((torch.where(here, t - wanted, 0).abs() / size.clamp_min(1e-30)).max()) for t in (one, other))
-        if not off <= 2 * own + unit:
-            return f"{name} would be off by {off:.2g} of its largest, and its own class is by {own:.2g}"
-    return ""
-
-
-def _widened(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy in float32, with dense layers in place of packed ones."""
-    wide = copy.deepcopy(module)
-    for parent in wide.modules():
-        for name, held in parent._modules.items():
-            if isinstance(held, QuantisedLinear):
-                parent._modules[name] = _dense(held)
-    return wide.float()
-
-
-def _dense(layer: QuantisedLinear) -> torch.nn.Linear:
-    found = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-    found.weight = torch.nn.Parameter(layer.dequantised(), requires_grad=False)
-    if layer.bias is not None:
-        found.bias = torch.nn.Parameter(layer.bias.detach().float(), requires_grad=False)
-    return found
-
-
-def _compared_packed(module: torch.nn.Module, layer: QuantisedLinear, x: torch.Tensor) -> str:
-    """Why a layer may not stand for a module of packed integers: a result is further from that of the weights in float32
-    than the module's own twice, or the module's own is further than its dtype's roundings. "" where it may."""
-    if x.dtype not in NARROW:
-        return f"its input is {str(x.dtype).removeprefix('torch.')}; convert the model: model.half() or model.bfloat16()"
-    with torch.no_grad(), _mode(module, False), _unobserved(module):
-        found = layer(x)
-        with _exactly(), torch.autocast(x.device.type, enabled=False):
-            exact = _dense(layer)(x.float())
-        is_bare = "weight_packed" in module._parameters and isinstance(module, torch.nn.Linear) and "weight" not in (
-            module._parameters) and type(module).forward is torch.nn.Linear.forward
-        theirs = found if is_bare else module(x)           # a bare one gets its weight in the model's first call
-    if theirs.dtype != found.dtype or theirs.shape != found.shape:
-        return f"its result would be {_short(found)} and is {_short(theirs)}"
-    size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
-    off, own = (float(((y.float() - exact).abs() / size).max()) for y in (found, theirs))
-    if not own <= 8 * unit:
-        return f"its own result is off by {own:.2g} from that of its tensors: a kernel has put them into an order of its own"
-    return "" if off <= 2 * own + unit else f"its result would be off by {off:.2g}, and its own class is by {own:.2g}"
-
-
-def _short(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
-
-
-def _compared_attention(config: Any, like: torch.Tensor) -> str:
-    """Why attention of a configuration's heads may not be gemmkit's; "" where it may."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = getattr(text, "num_attention_heads", None)
-    width = getattr(text, "hidden_size", None)
-    size = getattr(text, "head_dim", None) or (width // heads if width and heads else None)
-    if not isinstance(heads, int) or not isinstance(size, int):
-        return "its configuration does not name its heads"
-    if size % 8 or size > 256:
-        return f"its heads have {size} columns; gk.attention takes multiples of 8 up to 256"
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    drawn = torch.Generator().manual_seed(2)
-    dtype = like.dtype if like.dtype in NARROW else torch.bfloat16
-    for queries, causal in ((5, True), (5, False), (1, False)):
-        q, k, v = (torch.randn(1, h, n, size, generator=drawn).to(like.device, dtype)
-                   for h, n in ((heads, queries), (shared, 5), (shared, 5)))
-        with torch.no_grad():
-            found = modules.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-            wide = [x.float().repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v)]
-            with _exactly():
-                exact = F.scaled_dot_product_attention(*wide, is_causal=causal)
-        off = float((found.float() - exact).abs().max())
-        if not off <= 2 * torch.finfo(dtype).eps * float(exact.abs().max()):
-            return f"its result would be off by {off:.2g}"
-    return ""
-
-
-def _results(model: torch.nn.Module, sample: object) -> list[Any]:
-    """The tensors of real numbers that a model returns for a sample, without dropout."""
-    args, keywords = ((), dict(sample)) if isinstance(sample, Mapping) else (
-        (tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)), {})
-    with torch.no_grad(), _mode(model, False), torch.random.fork_rng(devices=[]):
-        found = model(*args, **keywords)
-    return [x.detach().clone() for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.is_floating_point()]

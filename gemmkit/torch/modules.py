@@ -126,10 +126,15 @@ class FastLinear(Replaced, Linear):
         self._find_operators()
 
     def end(self) -> None:
-        for name in ("activation", "_multiply", "_before_activation"):
+        for name in ("activation", "_multiply", "_before_activation", "_gemmkit_joined"):
             self.__dict__.pop(name, None)
 
     def forward(self, input: torch.Tensor) -> Any:
+        joined = self.__dict__.get("_gemmkit_joined")  # of queries, keys and values: one product has been computed
+        if joined is not None and joined[0].held is not None:
+            found = joined[0].taken(input, joined[1])
+            if found is not None:
+                return found
         own = self._parameters
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight = self.weight if weight is None else weight
@@ -234,6 +239,122 @@ class FastGatedMLP(Replaced):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         w, v = (gate.weight, up.weight) if of_up else gate.weight.chunk(2)
         return own[down](glu(args[0], w.mT, v.mT, activation))
+
+
+class Joined:
+    """One product for modules of one input: their weights are rows of one matrix, which the parameters are views of.
+
+    The product is computed before the modules' parent runs (`FastQKV`), and each module takes its columns if it gets that
+    very tensor, with no write to it since. A module that gets anything else computes by itself, and nothing outlives the
+    parent's call. Hooks of the modules, a gradient that is recorded, ``torch.autocast`` and ``torch.compile`` have three
+    products: there the tensor's identity would say too little, or one product has no use.
+    """
+
+    def __init__(self, held: list[torch.nn.Linear]):
+        weights, biases = [m.weight for m in held], [m.bias for m in held]
+        sizes = [len(w) for w in weights]
+        self.linear: Linear | None = Linear(weights[0].shape[1], sum(sizes), device="meta")
+        self.sizes, self.held, self.count = sizes, None, 0
+        with torch.no_grad():
+            for name, parameters in (("weight", weights), ("bias", biases)):
+                if parameters[0] is None:
+                    setattr(self.linear, name, None)
+                    continue
+                whole = torch.cat([p.detach() for p in parameters])
+                for p, part in zip(parameters, whole.split(sizes)):
+                    p.data = part                          # the same parameter: its optimiser and its name stay
+                setattr(self.linear, name, torch.nn.Parameter(whole, requires_grad=False))
+        self.linear._find_operators()
+
+    held: tuple[Any, ...] | None
+
+    def part(self, held: list[Any]) -> None:
+        """Give each module memory of its own again."""
+        for m in held:
+            for p in (m.weight, m.bias):
+                if p is not None:
+                    p.data = p.detach().clone()
+        self.linear = None
+
+    def computed(self, held: list[Any], x: Any) -> bool:
+        """Whether the product has been computed for x: where nothing is recorded, cast or compiled, and the parameters still
+        are views of the one matrix."""
+        linear = self.linear
+        if linear is None or torch.compiler.is_compiling():
+            return False
+        if not self.is_whole(held):
+            self.linear = None                             # moved, or replaced: the matrix is held for nothing
+            return False
+        if not isinstance(x, torch.Tensor) or not takes(x, linear.weight) or _casts(x) or x.dim() < 2 or (
+                x.shape[-1] != linear.in_features or any(is_observed(m) for m in held)):
+            return False
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for m in held for p in m.parameters())):
+            return False
+        self.count, self.held = 0, (x, None if x.is_inference() else x._version, *linear(x).split(self.sizes, -1))
+        return True
+
+    def is_whole(self, held: list[Any]) -> bool:
+        """Whether the modules' parameters are the rows of the one matrix."""
+        linear: Any = self.linear
+        for name, whole in (("weight", linear.weight), ("bias", linear.bias)):
+            at = 0 if whole is None else whole.data_ptr()
+            for m, size in zip(held, self.sizes):
+                p = m._parameters.get(name)
+                if (p is None) != (whole is None) or (p is not None and (
+                        type(p) not in _DATA or p.dtype != whole.dtype or p.data_ptr() != at or len(p) != size)):
+                    return False
+                at += 0 if p is None else p.numel() * p.element_size()
+        return True
+
+    def taken(self, x: torch.Tensor, place: int) -> Any:
+        """The columns of the module at a place; None for another x, and for one that has changed."""
+        held = self.held
+        if held is None or held[0] is not x or (held[1] is not None and held[1] != x._version):
+            return None
+        self.count += 1
+        return held[2 + place]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have parameters of their own, and no product of all."""
+        return {"sizes": self.sizes, "linear": None, "held": None, "count": 0}
+
+
+class FastQKV(Replaced):
+    """Attention whose `QKV` are one product where no gradient is recorded."""
+
+    what = "gk.torch.Linear, one for q, k and v"
+
+    def begin(self, *said: str) -> None:
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        held = [own[name] for name in QKV]
+        self._gemmkit_joined = Joined(held)
+        for place, m in enumerate(held):
+            m._gemmkit_joined = self._gemmkit_joined, place
+
+    def end(self) -> None:
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        held = [own[name] for name in QKV]
+        self._gemmkit_joined.part(held)
+        for m in held:
+            m.__dict__.pop("_gemmkit_joined", None)
+        del self._gemmkit_joined
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        joined, own = self._gemmkit_joined, self._modules                    # type: ignore[attr-defined]
+        x = keywords.get("hidden_states", args[0] if args else None)
+        if joined.linear is None or not joined.computed([own[name] for name in QKV], x):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        try:
+            found = super().forward(*args, **keywords)                        # type: ignore[misc]
+        finally:
+            joined.held = None
+        if joined.count < len(QKV):                        # keys of another input: the product served not all
+            joined.linear = None
+        return found
+
+
+#: Names of the modules whose products attention computes of one input.
+QKV = "q_proj", "k_proj", "v_proj"
 
 
 class FastExperts(Replaced):

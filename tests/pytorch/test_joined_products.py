@@ -1,0 +1,151 @@
+"""`gemmkit.torch.accelerate`'s part "qkv": queries, keys and values of one product where nothing is recorded, and of three
+wherever that product would not serve."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from gemmkit.torch import accelerate  # noqa: E402
+from tests.pytorch.test_accelerate import fates, gradients, near  # noqa: E402
+from tests.support.checks import functions_run  # noqa: E402
+from tests.support.machines import on_devices  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+class Attention(nn.Module):
+    """As decoders of transformers call their projections."""
+
+    def __init__(self, width: int = 32, keys: int = 16, biased: bool = False):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, n, bias=biased) for n in (width, keys, keys))
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def projected(self, hidden_states: Any) -> tuple[Any, ...]:
+        return tuple(m(hidden_states).view(*hidden_states.shape[:-1], -1, 8).transpose(1, 2)
+                     for m in (self.q_proj, self.k_proj, self.v_proj))
+
+    def forward(self, hidden_states: Any, mask: Any = None) -> Any:
+        q, k, v = self.projected(hidden_states)
+        found = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.o_proj(found.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1))
+
+
+class OtherAttention(Attention):
+    """One that changes its input in place between two products."""
+
+    def projected(self, hidden_states: Any) -> tuple[Any, ...]:
+        hidden_states = hidden_states.clone() if not torch.is_inference_mode_enabled() else hidden_states
+        parts = []
+        for m in (self.q_proj, self.k_proj, self.v_proj):
+            parts.append(m(hidden_states).view(*hidden_states.shape[:-1], -1, 8).transpose(1, 2))
+            hidden_states.mul_(0.5)
+        return tuple(parts)
+
+
+class CrossAttention(Attention):
+    def projected(self, hidden_states: Any) -> tuple[Any, ...]:
+        of_keys = hidden_states.flip(1)
+        return tuple(m(x).view(*x.shape[:-1], -1, 8).transpose(1, 2)
+                     for m, x in ((self.q_proj, hidden_states), (self.k_proj, of_keys), (self.v_proj, of_keys)))
+
+
+def attention(device: str, kind: type = Attention, biased: bool = False) -> tuple[Any, Any, Any]:
+    """A model, another with the same parameters, and an input."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(biased=biased)).to(device, BF16).eval()
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(1)).to(device, BF16)
+    return model, copy.deepcopy(model), x
+
+
+@on_devices
+@pytest.mark.parametrize("biased", [True, False])
+def test_queries_keys_and_values_of_one_product(biased: bool, device: str) -> None:
+    """Parameters, names, an optimiser, a state that is loaded and a file stay; and all is undone."""
+    model, other, x = attention(device, biased=biased)
+    parameters, names, before = list(model.parameters()), list(model.state_dict()), io.BytesIO()
+    torch.save(model.state_dict(), before)
+    report = accelerate(model)
+    assert fates(report)["0"] == "gk.torch.Linear, one for q, k and v"
+    own = model[0]
+    assert all(a is b for a, b in zip(model.parameters(), parameters)) and list(model.state_dict()) == names
+    assert own.q_proj.weight.untyped_storage().data_ptr() == own.v_proj.weight.untyped_storage().data_ptr()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            for one in (x, x[:, :1], x[:1, :1]):
+                near([model(one)], [other(one)], 0.02)
+            assert functions_run(lambda: model(x)).count("taken") == 3
+    written = io.BytesIO()
+    torch.save(model.state_dict(), written)
+    assert abs(len(written.getvalue()) - len(before.getvalue())) < 4000
+    fresh = Attention(biased=biased).to(device, BF16)
+    for m in (own, other[0]):
+        m.load_state_dict(fresh.state_dict())
+        optimiser = torch.optim.SGD(m.parameters(), lr=0.5)
+        m.k_proj.weight.grad = torch.ones_like(m.k_proj.weight)
+        optimiser.step()
+    with torch.no_grad():
+        assert own._gemmkit_joined.is_whole([own.q_proj, own.k_proj, own.v_proj])
+        near([model(x)], [other(x)], 0.02)
+    near(gradients(model, x), gradients(other, x), 0.03)
+    report.undo()
+    assert type(own) is Attention and "_gemmkit_joined" not in own.q_proj.__dict__
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == len(parameters)
+    with torch.no_grad():
+        assert torch.equal(model(x), other(x)) and all(a is b for a, b in zip(model.parameters(), parameters))
+
+
+@on_devices
+@pytest.mark.parametrize("kind", [OtherAttention, CrossAttention])
+def test_a_product_of_another_input_is_computed(kind: type, device: str) -> None:
+    model, other, x = attention(device, kind)
+    accelerate(model)
+    joined = model[0]._gemmkit_joined
+    for _ in range(2):
+        with torch.no_grad():
+            near([model(x)], [other(x)], 0.02)
+        assert joined.held is None and joined.linear is None, "the product served not all, and is computed no more"
+
+
+@on_devices
+def test_what_makes_three_products_of_one(device: str) -> None:
+    """A gradient, hooks, a compiler, autocast, another dtype and a copy; each is right."""
+    model, other, x = attention(device)
+    accelerate(model)
+    own = model[0]
+    assert "taken" not in functions_run(lambda: model(x))                  # parameters that want gradients
+    with torch.no_grad():
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(x), model(x)) and "taken" not in functions_run(lambda: copied(x))
+        hook = own.k_proj.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+        changed = copy.deepcopy(other)
+        changed[0].k_proj.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+        near([model(x)], [changed(x)], 0.02)
+        hook.remove()
+        assert "taken" in functions_run(lambda: model(x))
+        torch._dynamo.reset()
+        near([torch.compile(model, backend="eager", fullgraph=True)(x)], [other(x)], 0.02)
+        with torch.autocast(device, dtype=F16):
+            near([model(x)], [other(x)], 0.02)
+        model.half()
+        near([model(x.half())], [other.half()(x.half())], 0.02)
+        assert own._gemmkit_joined.linear is None
+
+
+def test_queries_keys_and_values_that_stay_three(in_the_emulator: None) -> None:
+    model, _, _ = attention("cpu")
+    assert "in training" in fates(accelerate(model.train()))["0"]
+    model, _, _ = attention("cpu")
+    model[0].k_proj = nn.Linear(32, 16).bfloat16()
+    assert "one of them alone a bias" in fates(accelerate(model))["0"]
+    model, _, _ = attention("cpu")
+    assert "is not gemmkit's" in fates(accelerate(model, parts=("qkv",)))["0"]
+    model, _, _ = attention("cpu")
+    assert "of float32" in fates(accelerate(model.float()))["0"]
