@@ -276,9 +276,9 @@ def word_of(n: int, words: tuple, first: int) -> Any:
 STAGES = 1, 8
 
 
-def parts_of(layout: Any) -> tuple[GroupQuantised, ...]:
+def parts_of(layout: object) -> tuple[GroupQuantised, ...]:
     """The packed matrices of a B that this kernel reads: one, or two whose columns are interleaved. Empty for another B."""
-    found: tuple[Any, ...] = (layout,)
+    found: tuple[object, ...] = (layout,)
     if isinstance(layout, ColumnInterleaved) and isinstance(layout.layout, Joined):
         found = layout.layout.first, layout.layout.second
     packed = [x for x in found if isinstance(x, GroupQuantised)]
@@ -333,7 +333,7 @@ def _validate_tiles(config: Config, operator: QuantisedMMAOp, group: int) -> Non
          f"divide group={group}, or be the operator's {k}")
 
 
-def refusal(layout: Any, N: int, K: int, part: int) -> str | None:
+def refusal(layout: object, N: int, K: int, part: int) -> str | None:
     """Why a B of K x N cannot be had in parts of ``part`` along K, or None."""
     N = layout.columns if isinstance(layout, ColumnInterleaved) else N
     if N % 4 or N < 4:

@@ -36,7 +36,7 @@ FLOATS = torch.float16, torch.bfloat16, torch.float32
 _GROUPED = "group_size", "q_group_size"
 
 
-class Packed(NamedTuple):
+class LayerTensors(NamedTuple):
     """A layer's tensors as `gemmkit.torch.QuantisedLinear` has them: words (K / R, N) int32, scales (G, N) float16, zeros
     (G, N) uint8 or None for 2 ** (bits - 1), the input that each row of words is of (None: in order), and a bias."""
 
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
     group: int
 
 
-def read(tensors: Mapping[str, torch.Tensor], config: Any = None) -> Packed:
+def read(tensors: Mapping[str, torch.Tensor], config: object = None) -> LayerTensors:
     """A layer's tensors, by their names in a checkpoint without the layer's own; `QuantisedLinear.from_checkpoint` says what
     is taken and refused."""
     if not isinstance(tensors, Mapping) or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
@@ -81,7 +81,7 @@ def read(tensors: Mapping[str, torch.Tensor], config: Any = None) -> Packed:
     return found._replace(bias=bias, scales=_float16(found.scales))
 
 
-def _said(config: Any) -> dict[str, Any]:
+def _said(config: object) -> dict[str, Any]:
     """A checkpoint's ``quantization_config``, as a dictionary."""
     if config is not None and not isinstance(config, Mapping):
         config = config.to_dict() if hasattr(config, "to_dict") else config
@@ -118,7 +118,7 @@ def _float16(scales: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------
 # GPTQ and AWQ.
 
-def _of_qweight(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> Packed:
+def _of_qweight(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> LayerTensors:
     qweight, qzeros, scales = (tensors[name] for name in NAMES["qweight"][0])
     for name, x in (("qweight", qweight), ("qzeros", qzeros)):
         if x.dtype != torch.int32 or x.dim() != 2:
@@ -134,14 +134,14 @@ def _of_qweight(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> Pa
         _check_format(said, "awq", ("version", "format"), ("gemm",))
         group = _even(qweight.shape[0], groups)
         words, zeros = _awq_words(qweight), _awq_columns(qzeros)
-        return Packed(words, scales, _unless_middle(zeros, bits), None, None, bits, _checked_group(group, bits))
+        return LayerTensors(words, scales, _unless_middle(zeros, bits), None, None, bits, _checked_group(group, bits))
     raise ValueError(f"qweight has shape {tuple(qweight.shape)}, with scales of {tuple(scales.shape)}; (K / {32 // bits}, "
                      f"{columns}) of GPTQ or (K, {columns // 8}) of AWQ's gemm is needed. A kernel's own order (Marlin, "
                      "GEMV, BitBLAS) cannot be read; load the checkpoint's tensors")
 
 
 def _gptq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, g_idx: torch.Tensor | None, bits: int,
-          said: dict[str, Any]) -> Packed:
+          said: dict[str, Any]) -> LayerTensors:
     is_first = _check_format(said, "gptq", ("checkpoint_format", "format"), ("gptq", "gptq_v2")) == "gptq"
     rows = qweight.shape[0] * 32 // bits
     if g_idx is None:
@@ -159,7 +159,7 @@ def _gptq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, g_i
                              "format 'gptq'; store the checkpoint as gptq_v2, or name it in config: checkpoint_format")
         zeros = zeros + 1
     words = qweight.contiguous() if order is None else _reordered(qweight, bits, order)
-    return Packed(words, scales, _unless_middle(zeros, bits), order, None, bits, _checked_group(group, bits))
+    return LayerTensors(words, scales, _unless_middle(zeros, bits), order, None, bits, _checked_group(group, bits))
 
 
 def _awq_words(qweight: torch.Tensor) -> torch.Tensor:
@@ -183,7 +183,7 @@ def _awq_columns(qzeros: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------
 # compressed-tensors.
 
-def _compressed(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> Packed:
+def _compressed(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> LayerTensors:
     _check_format(said, "compressed-tensors", ("format",), ("pack-quantized",))
     packed, scales, shape = (tensors[name] for name in NAMES["weight_packed"][0])
     if packed.dtype != torch.int32 or packed.dim() != 2 or shape.numel() != 2:
@@ -210,7 +210,7 @@ def _compressed(tensors: Mapping[str, torch.Tensor], said: dict[str, Any]) -> Pa
         zeros = unpacked(zeros, bits, 0)[:columns]
     if zeros is not None and not bool(((0 <= zeros) & (zeros < 1 << bits)).all()):
         raise ValueError(f"weight_zero_point has numbers that {bits} bits do not hold")
-    return Packed(words if order is None else _reordered(words, bits, order), scales.T,
+    return LayerTensors(words if order is None else _reordered(words, bits, order), scales.T,
                   None if zeros is None else _unless_middle(zeros.T.to(torch.uint8).contiguous(), bits), order, None, bits,
                   _checked_group(group, bits))
 

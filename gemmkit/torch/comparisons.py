@@ -183,9 +183,10 @@ def compared_packed(module: torch.nn.Module, layer: QuantisedLinear, x: torch.Te
     return "" if off <= 2 * own + unit else f"its result would be off by {off:.2g}, and its own class is by {own:.2g}"
 
 
-def compared_joined(module: Any, x: torch.Tensor) -> str:
+def compared_joined(module: torch.nn.Module, x: torch.Tensor) -> str:
     """Why the products of an attention's queries, keys and values may not be one; "" where they may."""
-    held, joined = [module._modules[name] for name in modules.QKV], module._gemmkit_joined
+    held: list[Any] = [module._modules[name] for name in modules.QKV]
+    joined: Any = module._gemmkit_joined
     with torch.no_grad(), unobserved(module), _exactly():
         own = [m(x) for m in held]
         if not joined.computed(held, x):

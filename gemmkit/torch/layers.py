@@ -308,7 +308,7 @@ class QuantisedLinear(torch.nn.Module):
         return layer
 
     @classmethod
-    def from_checkpoint(cls, tensors: Mapping[str, torch.Tensor], config: Any = None,
+    def from_checkpoint(cls, tensors: Mapping[str, torch.Tensor], config: object = None,
                         activation: str | None = None) -> QuantisedLinear:
         """The layer of a checkpoint's tensors, as GPTQ, AWQ ("gemm") or compressed-tensors ("pack-quantized") stores them.
 
@@ -398,14 +398,14 @@ class QuantisedLinear(torch.nn.Module):
 
 # -- the operators ----------------------------------------------------------------------------------------------------
 
-def packed_weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int,
+def packed_weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int,
              group: int) -> Matrix:
     """B, whose elements are of x's dtype."""
     return Matrix(words.view(torch.uint32), GroupQuantised(dtype_from_torch(x.dtype), scales, bits, group, zeros))
 
 
-def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: torch.Tensor | None,
-                       bits: int, group: int, activation: str | None) -> Any:
+def _compute_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
+                       bias: torch.Tensor | None, bits: int, group: int, activation: str | None) -> Any:
     out = _allocate_quantised(x, words, scales, zeros, bias, bits, group, activation)
     more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
     if bias is not None:
@@ -415,18 +415,19 @@ def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: torch.
     return out
 
 
-def _allocate_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor,
+def _allocate_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
                         bias: torch.Tensor | None, bits: int, group: int, activation: str | None) -> Any:
     return x.new_empty((x.shape[0], words.shape[1]))
 
 
-def _compute_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Any:
+def _compute_gradient(grad: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int,
+                      group: int) -> Any:
     out = _allocate_gradient(grad, words, scales, zeros, bits, group)
     plain_matmul(packed_weights(grad, words, scales, zeros, bits, group), grad.mT, out=out.mT)
     return out
 
 
-def _allocate_gradient(grad: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int,
+def _allocate_gradient(grad: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int,
                        group: int) -> Any:
     return grad.new_empty((grad.shape[0], words.shape[0] * 32 // bits))
 

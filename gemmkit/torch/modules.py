@@ -241,7 +241,7 @@ class FastGatedMLP(Replaced):
         return own[down](glu(args[0], w.mT, v.mT, activation))
 
 
-class Joined:
+class JoinedLinear:
     """One product for modules of one input: their weights are rows of one matrix, which the parameters are views of.
 
     The product is computed before the modules' parent runs (`FastQKV`), and each module takes its columns if it gets that
@@ -276,7 +276,7 @@ class Joined:
                     p.data = p.detach().clone()
         self.linear = None
 
-    def computed(self, held: list[Any], x: Any) -> bool:
+    def computed(self, held: list[Any], x: object) -> bool:
         """Whether the product has been computed for x: where nothing is recorded, cast or compiled, and the parameters still
         are views of the one matrix."""
         linear = self.linear
@@ -327,7 +327,7 @@ class FastQKV(Replaced):
     def begin(self, *said: str) -> None:
         own: Any = self._modules                                             # type: ignore[attr-defined]
         held = [own[name] for name in QKV]
-        self._gemmkit_joined = Joined(held)
+        self._gemmkit_joined = JoinedLinear(held)
         for place, m in enumerate(held):
             m._gemmkit_joined = self._gemmkit_joined, place
 
@@ -339,7 +339,7 @@ class FastQKV(Replaced):
             m.__dict__.pop("_gemmkit_joined", None)
         del self._gemmkit_joined
 
-    def forward(self, *args: Any, **keywords: Any) -> Any:
+    def forward(self, *args: object, **keywords: object) -> Any:
         joined, own = self._gemmkit_joined, self._modules                    # type: ignore[attr-defined]
         x = keywords.get("hidden_states", args[0] if args else None)
         if joined.linear is None or not joined.computed([own[name] for name in QKV], x):

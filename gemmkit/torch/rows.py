@@ -140,7 +140,7 @@ def glu(x: torch.Tensor, w: torch.Tensor | QuantisedLinear, v: torch.Tensor | Qu
     return found if x.dim() == 2 else found.view(*x.shape[:-1], w.shape[1])
 
 
-def _glu_of_layers(x: torch.Tensor, w: Any, v: Any, activation: str) -> Any:
+def _glu_of_layers(x: torch.Tensor, w: object, v: object, activation: str) -> Any:
     if not (isinstance(w, QuantisedLinear) and isinstance(v, QuantisedLinear)):
         raise TypeError(f"w is a {type(w).__name__} and v a {type(v).__name__}; two tensors are needed, or two "
                         "QuantisedLinear")
@@ -531,8 +531,9 @@ _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Ten
 
 # -- of layers with packed weights: two matrices of words, and one launch -------------------------------------------------
 
-def _compute_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any, up_words: Any, up_scales: Any,
-                           up_zeros: Any, *, bits: int, group: int, activation: str) -> Any:
+def _compute_quantised_glu(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
+                           up_words: torch.Tensor, up_scales: torch.Tensor, up_zeros: torch.Tensor | None, *, bits: int,
+                           group: int, activation: str) -> Any:
     out = _allocate_quantised_glu(x, words)
     w = packed_weights(x, words, scales, zeros, bits, group)
     v = packed_weights(x, up_words, up_scales, up_zeros, bits, group)
@@ -540,7 +541,7 @@ def _compute_quantised_glu(x: torch.Tensor, words: Any, scales: Any, zeros: Any,
     return out
 
 
-def _allocate_quantised_glu(x: torch.Tensor, words: Any, *rest: object, **options: object) -> Any:
+def _allocate_quantised_glu(x: torch.Tensor, words: torch.Tensor, *rest: object, **options: object) -> Any:
     return x.new_empty((*x.shape[:-1], words.shape[1]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,3 +18,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     else:
         with gk.emulate():
             yield "cpu"
+
+
+@pytest.fixture
+def mesh(device: str) -> Iterator[Any]:
+    """Of one process."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group("gloo" if device == "cpu" else "nccl", store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
+    yield init_device_mesh(device, (1,))
+    torch.distributed.destroy_process_group()

@@ -6,7 +6,7 @@ import copy
 import inspect
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -309,15 +309,6 @@ def test_undo_after_another_class(in_the_emulator: None) -> None:
     model.qkv.__class__ = now
     report.undo()
     assert type(model.out) is nn.Linear
-
-
-@pytest.fixture
-def mesh(device: str) -> Iterator[Any]:
-    """Of one process."""
-    from torch.distributed.device_mesh import init_device_mesh
-    torch.distributed.init_process_group("gloo" if device == "cpu" else "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh(device, (1,))
-    torch.distributed.destroy_process_group()
 
 
 @on_devices

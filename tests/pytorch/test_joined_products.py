@@ -149,3 +149,23 @@ def test_queries_keys_and_values_that_stay_three(in_the_emulator: None) -> None:
     assert "is not gemmkit's" in fates(accelerate(model, parts=("qkv",)))["0"]
     model, _, _ = attention("cpu")
     assert "of float32" in fates(accelerate(model.float()))["0"]
+
+
+@on_devices
+def test_parameters_that_are_sharded_later(device: str, mesh: Any) -> None:
+    """They are no views any more: three products, of results and of gradients."""
+    from torch.distributed.fsdp import fully_shard
+    model, other, x = attention(device)
+    wanted = gradients(other, x)
+    accelerate(model)
+    for part in (model[0], model):
+        fully_shard(part, mesh=mesh, reshard_after_forward=device == "cuda")
+    for _ in range(2):
+        with torch.no_grad():
+            near([model(x)], wanted[:1], 0.02)
+    assert model[0]._gemmkit_joined.linear is None
+    if device == "cuda":
+        model(x).float().sum().backward()
+        other.zero_grad()
+        other(x).float().sum().backward()
+        near([p.grad.full_tensor() for p in model.parameters()], [p.grad for p in other.parameters()], 0.03)
