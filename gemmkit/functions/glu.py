@@ -33,7 +33,7 @@ def _fold(activation: Any) -> Fold:
     return Fold(lambda gate, up: number(own, "__call__", activation(gate), gate) * up)
 
 
-_known_fold = lru_cache(maxsize=64)(_fold)  # kept: a call looks at it in place of reading its code (`gemmkit.components`)
+gating = lru_cache(maxsize=64)(_fold)  # kept: a call looks at it in place of reading its code (`gemmkit.components`)
 
 
 @names_keywords
@@ -71,7 +71,7 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, out: Any = None, conf
     rest = checked_keywords(keywords, "glu") if keywords else {}
     epilogue = rest.pop("epilogue", None)
     is_kept = getattr(given, "__closure__", ()) is None
-    fold = _known_fold(given) if is_kept else _fold(given)
+    fold = gating(given) if is_kept else _fold(given)
 
     def described() -> tuple[Any, Any, dict[str, Any]]:
         try:

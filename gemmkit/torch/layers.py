@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
+from gemmkit.functions.matmul import Door
 from gemmkit.functions.matmul import matmul as plain_matmul
 from gemmkit.layouts import GroupQuantised
 from gemmkit.layouts.matrices import Matrix
@@ -406,13 +407,29 @@ def packed_weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, z
 
 def _compute_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
                        bias: torch.Tensor | None, bits: int, group: int, activation: str | None) -> Any:
-    out = _allocate_quantised(x, words, scales, zeros, bias, bits, group, activation)
-    more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
-    if bias is not None:
-        of_bias = Bias(bias.detach())
-        more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
-    plain_matmul(x, packed_weights(x, words, scales, zeros, bits, group), out=out, **more)
-    return out
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
+        if bias is not None:
+            of_bias = Bias(bias.detach())
+            more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
+        return x, packed_weights(x, words, scales, zeros, bits, group), more
+
+    rest = bits, group, activation, zeros is None, bias is None
+    return of_rows(_products, rest, (x, words, scales, zeros, bias), described)
+
+
+_products = Door()                     # those that come again are known by their tensors
+
+
+def of_rows(door: Door, rest: tuple[object, ...], tensors: tuple[torch.Tensor | None, ...],
+            described: Callable[[], tuple[Any, Any, dict[str, Any]]]) -> Any:
+    """A product of packed weights, which are ``tensors[1]``, as rows: of contiguous ones a `Door` allocates the result,
+    since a call with a result is known by its address, too."""
+    x: Any = tensors[0]
+    columns: Any = tensors[1]
+    present = tuple(y if not y.requires_grad else y.detach() for y in tensors if y is not None)
+    out = None if x.is_contiguous() else x.new_empty((x.shape[0], columns.shape[1]))
+    return door(rest, present, out, None, described)
 
 
 def _allocate_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,

@@ -18,13 +18,16 @@ from torch.nn import functional as F
 from gemmkit import programs as gp
 from gemmkit.epilogues import activations as of_numbers
 from gemmkit.functions import rows as forward
+from gemmkit.functions.glu import gating
 from gemmkit.functions.glu import glu as forward_glu
 from gemmkit.functions.gradients import norm_gradients_of
+from gemmkit.functions.matmul import Door
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric
+from gemmkit.layouts import InterleavedColumns
 from gemmkit.programs import program
 from gemmkit.torch.autograd import matmul
-from gemmkit.torch.layers import QUANTISED_GRADIENT, QUANTISED_LINEAR, QuantisedLinear, packed_weights
+from gemmkit.torch.layers import QUANTISED_GRADIENT, QUANTISED_LINEAR, QuantisedLinear, of_rows, packed_weights
 from gemmkit.torch.product import (
     Differentiable,
     autocast,
@@ -534,11 +537,19 @@ _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Ten
 def _compute_quantised_glu(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
                            up_words: torch.Tensor, up_scales: torch.Tensor, up_zeros: torch.Tensor | None, *, bits: int,
                            group: int, activation: str) -> Any:
-    out = _allocate_quantised_glu(x, words)
-    w = packed_weights(x, words, scales, zeros, bits, group)
-    v = packed_weights(x, up_words, up_scales, up_zeros, bits, group)
-    forward_glu(_rows(x), w, v, unit(activation).of_a_number, out=_rows(out))
-    return out
+    rows = _rows(x)
+
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        w = packed_weights(x, words, scales, zeros, bits, group)
+        v = packed_weights(x, up_words, up_scales, up_zeros, bits, group)
+        return rows, InterleavedColumns(w, v), {"epilogue": gating(unit(activation).of_a_number)}
+
+    tensors = rows, words, scales, zeros, up_words, up_scales, up_zeros
+    found = of_rows(_pairs, (bits, group, activation, zeros is None), tensors, described)
+    return found if found.dim() == x.dim() else found.view(*x.shape[:-1], words.shape[1])
+
+
+_pairs = Door()                        # products of layers' pairs that come again
 
 
 def _allocate_quantised_glu(x: torch.Tensor, words: torch.Tensor, *rest: object, **options: object) -> Any:

@@ -257,17 +257,17 @@ def test_what_dies_is_forgotten_with_its_arrays() -> None:
 
 def test_a_gated_unit_keeps_the_fold_of_a_plain_function_alone() -> None:
     """One with a closure is made anew in every call, and would fill the memory."""
-    from gemmkit.functions.glu import _known_fold
+    from gemmkit.functions.glu import gating
 
     x, w = np.ones((2, 3), "f4"), np.ones((3, 2), "f4")
-    _known_fold.cache_clear()
+    gating.cache_clear()
     gain = 2.0
     with gk.emulate():
         for activation in (gk.epilogues.activations.silu, lambda z: z * gain):
             for _ in range(2):
                 gk.glu(x, w, w, activation)
-    assert _known_fold.cache_info().currsize == 1 and _known_fold.cache_info().hits == 1
-    assert isinstance(_known_fold(gk.epilogues.activations.silu), Fold)
+    assert gating.cache_info().currsize == 1 and gating.cache_info().hits == 1
+    assert isinstance(gating(gk.epilogues.activations.silu), Fold)
 
 
 def test_components_of_constants_alone_are_frozen_once() -> None:

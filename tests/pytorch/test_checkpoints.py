@@ -36,11 +36,13 @@ def checked(layer: Any, weights: np.ndarray, x: Any, bias: Any = None) -> None:
     wanted = x.double().cpu() @ rounded + (0 if bias is None else bias.double().cpu())
     with torch.no_grad():
         found = layer(x)
-    assert found.dtype == x.dtype and found.device == x.device
+    assert found.dtype == x.dtype and found.device == x.device and found.is_contiguous()
     unit = torch.finfo(x.dtype).eps * wanted.abs().max()
     assert (found.double().cpu() - wanted).abs().max() <= unit
     if x.dim() > 2:
         return
+    with torch.no_grad():
+        assert torch.equal(layer(x.clone()), found)                  # a call that is known, at other addresses
     x = x.detach().clone().requires_grad_()
     toward = torch.ones_like(found)
     layer(x).backward(toward)
@@ -119,6 +121,19 @@ def test_what_is_kept() -> None:
     other.load_state_dict(ordered.state_dict())
     for made in (other, pickle.loads(pickle.dumps(ordered)), ordered.bfloat16()):
         assert torch.equal(made.dequantised(), ordered.dequantised()) and made.order.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_a_bias_of_another_dtype(dtype: Any, in_the_emulator: None) -> None:
+    """The result has x's, and lies in rows whatever x's strides are."""
+    tensors = drawn("awq", 64, 16, 32, bias=True)
+    tensors["bias"] = tensors["bias"].to(dtype)
+    layer, x = QuantisedLinear.from_checkpoint(tensors), torch.randn(64, 3).half().T
+    with torch.no_grad():
+        found = layer(x)
+        assert found.dtype == F16 and found.is_contiguous() and torch.equal(found, layer(x.contiguous()))
+    wanted = x.double() @ torch.from_numpy(checkpoints.dequantised("awq", tensors)).half().double() + tensors["bias"].double()
+    assert (found.double() - wanted).abs().max() <= 2e-3 * wanted.abs().max()
 
 
 def test_without_indices_groups_are_stated() -> None:

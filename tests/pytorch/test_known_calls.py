@@ -283,6 +283,25 @@ def test_a_known_scaled_product_brings_its_own_scales(shapes: Any) -> None:
                 assert all(x.data_ptr().to_bytes(8, "little") in parameters for x in scales)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_known_layers_of_packed_weights_bring_their_own(symmetric: bool) -> None:
+    """Two layers of one kind in turn, a unit of both, and of one of them twice: each brings its tensors' addresses."""
+    from tests.support.checkpoints import drawn
+
+    with tensors_of_a_gpu(), driven() as driver, torch.no_grad():
+        layers = [gt.QuantisedLinear.from_checkpoint(drawn("awq", 64, 32, 32, symmetric=symmetric, seed=n)) for n in range(3)]
+        counts: list[int] = []
+        for one, other in ((0, 1), (1, 2), (2, 2), (2, 0), (0, 1), (2, 1), (1, 1)):
+            x = half(M, K)
+            for call, of in ((lambda: layers[one](x), (one,)), (lambda: gt.glu(x, layers[one], layers[other]), (one, other))):
+                driver.launches.clear()
+                counts.append(len(run_in(call)))
+                ((_, _, parameters),) = driver.launches
+                tensors = [x, *(y for n in of for y in layers[n].buffers())]
+                assert all(y.data_ptr().to_bytes(8, "little") in parameters for y in tensors)
+        assert max(counts[-6:-1]) <= 40, counts        # (of one layer twice the addresses are told apart)
+
+
 @pytest.mark.parametrize("block", [128, None])
 def test_known_rows_are_quantised_with_their_own_scales(block: Any) -> None:
     kept: list[Any] = []
