@@ -123,7 +123,8 @@ def test_what_makes_three_products_of_one(device: str) -> None:
     assert "taken" not in functions_run(lambda: model(x))                  # parameters that want gradients
     with torch.no_grad():
         copied = copy.deepcopy(model)
-        assert torch.equal(copied(x), model(x)) and "taken" not in functions_run(lambda: copied(x))
+        near([copied(x)], [model(x)], 0.02)
+        assert "taken" not in functions_run(lambda: copied(x))
         hook = own.k_proj.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
         changed = copy.deepcopy(other)
         changed[0].k_proj.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
