@@ -40,7 +40,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.choose import OZAKI, ProductProblem, by_precision
+from gemmkit.tuning.choose import OZAKI, ProductProblem, by_precision, moduli_of
 from gemmkit.tuning.operators import embed, new_dtype, new_layout
 from gemmkit.tuning.problems import Choice, choose
 
@@ -368,6 +368,7 @@ class Call:
     vectors: Vectors = Vectors()                                       # among a and b; they are matrices here
     chosen_by: str = "conf"
     moduli: int = 0                                                    # of int8 products that it is computed by; 0: none
+    is_auto: bool = False                                              # by these where they are faster
 
     @property
     def computed(self) -> Call:
@@ -453,8 +454,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     products = math.prod(stack or ())
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
     asked = ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
-    moduli = OZAKI.get(precision, 0) if isinstance(precision, str) else 0
-    if precision is not None and not moduli:
+    moduli = moduli_of(precision, layouts["a"].dtype if layouts["a"] is not None else a.dtype)
+    if precision is not None and not (isinstance(precision, str) and precision in OZAKI):
         keywords["operator"] = by_precision(precision, asked, device)
     if conf is None:
         choice = choose(asked, device, candidate)
@@ -476,7 +477,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
     call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, choice.swap_ab,
-                key, vectors, choice.by, moduli)
+                key, vectors, choice.by, moduli, precision == "auto")
     check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,),
                not conf.global_d_layout.is_mirrored)
     return call

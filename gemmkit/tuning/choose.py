@@ -72,7 +72,7 @@ from gemmkit.tuning.problems import Choice, MappingProblem, choose
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["OZAKI", "Asked", "ProductProblem", "by_precision", "get_config"]
+__all__ = ["OZAKI", "Asked", "ProductProblem", "by_precision", "get_config", "moduli_of"]
 
 F32 = np.dtype(np.float32)
 
@@ -197,8 +197,18 @@ PROPOSALS = (("winners", candidates.propose), ("boxes", sm80.propose_boxes),
 OBSERVING = PROPOSALS[-1:]
 
 
-#: Words of ``precision=`` that compute float64 products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take.
-OZAKI = {"ozaki": 14, **{f"ozaki{count}": count for count in range(13, 17)}}
+#: Words of ``precision=`` that compute products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take; None
+#: is as many as are about as exact as float64. "auto" does so where it is faster.
+OZAKI = {"auto": None, "ozaki": None, **{f"ozaki{count}": count for count in range(13, 17)}}
+USUAL = {np.dtype(np.float64): 14, np.dtype(np.complex128): 15}
+
+
+def moduli_of(precision: object, a: np.dtype) -> int:
+    """How many moduli a product takes whose first operand has this dtype; 0: it is not one of `OZAKI`'s words, or "auto" of
+    numbers that have nothing to choose."""
+    if not isinstance(precision, str) or precision not in OZAKI:
+        return 0
+    return OZAKI[precision] or USUAL.get(a, 0 if precision == "auto" else 14)
 
 
 def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
@@ -206,8 +216,8 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     a, b = (layout.dtype for layout in asked.operands)
     of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
     if not isinstance(precision, str) or precision not in of:
-        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands), 'fast' (of float8 ones) or, for one "
-                         "product, 'ozaki' (of float64 ones) is needed")
+        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands), 'fast' (of float8 ones) or, for products "
+                         "and stacks, 'ozaki' or 'auto' (of float64 and complex128 ones) is needed")
     if not {a, b} <= {*of[precision][0]}:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
