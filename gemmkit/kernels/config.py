@@ -580,6 +580,8 @@ class Keywords(Components, total=False):
             14 or 15 coprime numbers ("ozaki13" to "ozaki16": of so many), and is off by sqrt(K) 2^-53.5 times the 2-norms of
             A's row and B's column at most (2^-49.7 with 13, 2^-57.3 with 15). "auto" does so where it is faster. None is
             exact float32, float8 summed in float32, and float64.
+        mapping: "batch_invariant" gives a row of D the same bits whatever other rows A has, and however many; None takes the
+            fastest mapping.
         global_a_layout: how A's elements lie in its array; None for a plain matrix.
         gemm_shape: M, N and K, ``dict(M=, N=, K=)``, if the layouts leave them open.
     """
@@ -587,6 +589,7 @@ class Keywords(Components, total=False):
     dtype: DTypeLike | None
     operator: Operator | None
     precision: str | None
+    mapping: str | None
     global_a_layout: GlobalLayout | None
     gemm_shape: Mapping[str, int] | Tile | tuple[int, int, int] | None
 

@@ -196,6 +196,8 @@ REASONS = {
                "gemmkit/tuning/sm90.py"),
     "swap_ab": ("the transpose D^T = B^T A^T is computed: A has few rows, or B would have to be rewritten",
                 "gemmkit/tuning/choose.py"),
+    "batch_invariant": ("mapping='batch_invariant': all of K in one share, by the instruction of batches of every size",
+                        "gemmkit/tuning/choose.py"),
     "units": ("the operator that gives NumPy's result type for these dtypes, in the tiles for these sizes",
               "gemmkit/tuning/operators.py"),
 }
