@@ -52,7 +52,7 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
             an int32 or float32 c is exact. With an `operators.Algebra`, arrays of more than two dimensions have a last axis,
             the parts of its numbers, after those of the matrices (unless they are complex).
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
-        precision: "tf32", "fast" or "ozaki", as of `gemmkit.matmul`.
+        precision: "tf32", "fast", "ozaki" or "auto", as of `gemmkit.matmul`.
         stream: None is the current stream of a's library.
 
     Raises ValueError, TypeError and ConfigError as `gemmkit.matmul`, and ValueError for another ``trans`` character, for

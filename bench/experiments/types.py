@@ -23,6 +23,7 @@ LONG = (
     ("f32", 64, 64, 65536), ("f32", 4096, 64, 4096),
 )  # fmt: skip
 OZAKI_SIZES = {2048: (None, None), 4096: (1.3, 1.4), 8192: (1.6, 1.75), 16384: (1.75, 1.9)}         # bar and aim
+OZAKI_COMPLEX = {2048: (2.0, 2.2), 4096: (2.0, 2.5), 8192: (2.0, 3.0)}
 OZAKI_SAMPLE = 24                      # rows and columns whose errors are looked at
 SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (4096, 14336), (14336, 4096)))
 
@@ -77,14 +78,44 @@ class Ozaki(Product):
         return lambda: gemmkit.matmul(x.a, x.b, out=x.out, precision=f"ozaki{self.moduli}")
 
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
-        rows, columns = slice(0, min(OZAKI_SAMPLE, self.m)), slice(0, min(OZAKI_SAMPLE, self.n))
-        a, b, d = (lib.as_numpy(part).astype(np.longdouble) for part in (x.a[rows], x.b[:, columns], out[rows, columns]))
-        norms = np.sqrt((a * a).sum(1))[:, None] * np.sqrt((b * b).sum(0))
-        return float((abs(d - a @ b) / norms).max())
+        return error_by_norms(lib, x.a, x.b, out, np.longdouble)
 
 
-def ozaki() -> Iterator[Ozaki]:
-    """Squares of float64, with as many moduli as are about as exact as float64, and one more."""
+@dataclass(frozen=True)
+class OzakiComplex(ComplexProduct):
+    """A complex128 product by int8 products, beside cuBLAS's complex128. Errors are those of `Ozaki`."""
+
+    mapping: ClassVar[str | None] = "ozaki"
+
+    @property
+    def tolerance(self) -> float:
+        """The bound of docs/how_to/float64_by_int8.md for 15 moduli, of both parts."""
+        return float(2 * self.k**0.5 * 2.0**-54)
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        a, b, out = map(lib.complex_view, (x.a, x.b, x.out))
+        return lambda: gemmkit.matmul(a, b, out=out, precision="ozaki")
+
+    def title(self, lib: Lib) -> str:
+        return f"{lib.peer_name()}: complex128"
+
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
+        a, b, d = map(lib.complex_view, (x.a, x.b, out))
+        return error_by_norms(lib, a, b, d, np.clongdouble)
+
+
+def error_by_norms(lib: Lib, a: Any, b: Any, out: Any, wide: type) -> float:
+    """The largest error of a corner of a result, in units of the 2-norms of A's row and B's column."""
+    rows, columns = slice(0, min(OZAKI_SAMPLE, a.shape[0])), slice(0, min(OZAKI_SAMPLE, b.shape[1]))
+    a, b, d = (lib.as_numpy(part).astype(wide) for part in (a[rows], b[:, columns], out[rows, columns]))
+    norms = np.sqrt((abs(a) ** 2).sum(1))[:, None] * np.sqrt((abs(b) ** 2).sum(0))
+    return float((abs(d - a @ b) / norms).max())
+
+
+def ozaki() -> Iterator[Ozaki | OzakiComplex]:
+    """Squares of float64, with as many moduli as are about as exact as float64, and one more; of complex128."""
+    for size, (least, wanted) in OZAKI_COMPLEX.items():
+        yield OzakiComplex("ozaki", "complex128", "f64", size, size, size, bar=least, aim=wanted)
     for size, (bar, aim) in OZAKI_SIZES.items():
         yield Ozaki("ozaki", "14 moduli", "f64", size, size, size, bar=bar, aim=aim)
         yield Ozaki("ozaki", "15 moduli", "f64", size, size, size, moduli=15)

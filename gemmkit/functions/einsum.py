@@ -305,7 +305,8 @@ def check_matrix(spec: str, n: int, x: Matrix, found: Subscripts) -> None:
 
 @names_keywords
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
-           stream: Any = None, optimize: Any = "auto", dtype: Any = None, **others: NoReturn) -> Any:
+           precision: str | None = None, stream: Any = None, optimize: Any = "auto", dtype: Any = None,
+           **others: NoReturn) -> Any:
     """Sum of products of tensors' elements, as `numpy.einsum` has it.
 
     Args:
@@ -322,6 +323,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         operator: what multiplies and sums; None chooses one by dtypes and sizes.
         epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
             not the tensor's.
+        precision: as of `gemmkit.matmul`, of every product; not of one operand.
         stream: None is the current stream of the operands' library.
         optimize: for three operands and more: a path, or how `opt_einsum.contract_path` is to find one.
         dtype: the result's, which the sums hold, as they hold out's: int8 into int32 is exact. Without both, integers wrap
@@ -347,10 +349,11 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     """
     if others:
         raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
-                        "epilogue, stream and optimize, and no transforms: transform the operand first (x.conj()), or call "
-                        "matmul")
+                        "epilogue, precision, stream and optimize, and no transforms: transform the operand first "
+                        "(x.conj()), or call matmul")
     is_quick = False
-    if len(operands) == 2 and operator is None and epilogue is None and current_mode() is None:
+    is_plain = operator is None and epilogue is None and precision is None
+    if len(operands) == 2 and is_plain and current_mode() is None:
         is_quick = dtype is None or isinstance(dtype, (str, type, np.dtype))
         found = _calls.again((spec, dtype), operands, (0,), (), out, stream) if is_quick else None
         if found is not None:
@@ -360,15 +363,18 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
     if len(operands) == 1:
+        if precision is not None:
+            raise ValueError(f"precision={precision!r}: einsum({spec!r}) of one operand multiplies by ones alone; leave it "
+                             "out")
         return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream, asked)
     if len(operands) > 2:                  # which are a and b of products that the caller did not write
         for n, info in enumerate(infos):
             if operator is None and algebra_of(info.dtype) is None and info.dtype.kind != "b":
                 check_multiplied(info.dtype, f"operand {n}")
         asked = asked if of_out is None else of_out.dtype
-        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize, asked)
+        return _chain(terms, result, operands, infos, out, operator, epilogue, precision, stream, optimize, asked)
     recipe, views, keywords, made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue,
-                                                 asked)
+                                                 precision, asked)
     launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
     if is_quick and launched is not None:
         _know((spec, dtype), given, launched, views, made, out)
@@ -388,7 +394,8 @@ def _know(rest: Any, given: tuple[Any, ...], launched: Plan, views: list[Any], m
 
 
 def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,
-               epilogue: Epilogue | None = None, dtype: Any = None) -> tuple[Any, Any, Any, dict[str, Any]]:
+               epilogue: Epilogue | None = None, precision: str | None = None,
+               dtype: Any = None) -> tuple[Any, Any, Any, dict[str, Any]]:
     """The product of matrices that an `einsum` of two operands is: a, b, out (None makes a new one) and the keywords of
     `gemmkit.matmul`, layouts among them. Nothing is computed. Raises what `einsum` raises, and ValueError for more operands.
 
@@ -404,7 +411,7 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
         which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
         raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
-    made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
+    made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
     recipe, (a, b, d), keywords, _ = made
     return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
 
@@ -451,6 +458,7 @@ def _array_of(x: Any, operands: tuple[Any, ...], spec: str) -> Any:
 
 def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
                  out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+                 precision: str | None,
                  dtype: np.dtype | None = None) -> tuple[ContractionPlan, list[Any], dict[str, Any], Any]:
     """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
     a, b = operands
@@ -468,8 +476,8 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
     copies = target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in (*infos, of_out))
     recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed,
                      copies)
-    keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
-                                if value is not None}
+    keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue),
+                                                                 ("precision", precision)) if value is not None}
     if fixed:
         keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
     views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
@@ -627,7 +635,8 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
 # -- three operands and more ------------------------------------------------------------------------------------------
 
 def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...], out: Any,
-           operator: Operator | None, epilogue: Epilogue | None, stream: Any, optimize: Any, dtype: np.dtype | None) -> Any:
+           operator: Operator | None, epilogue: Epilogue | None, precision: str | None, stream: Any, optimize: Any,
+           dtype: np.dtype | None) -> Any:
     import opt_einsum
 
     text = f"{','.join(terms)}->{result}"
@@ -653,7 +662,7 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos
         kept = result if is_last else "".join(x for x in dict.fromkeys(here + there) if x in needed)
         held = (dtype if out is None else None) if is_last else _held(*arguments, operator, dtype)
         made = einsum(f"{here},{there}->{kept}", *arguments, out=out if is_last else None, operator=operator,
-                      epilogue=epilogue if is_last else None, stream=stream, dtype=held)
+                      epilogue=epilogue if is_last else None, precision=precision, stream=stream, dtype=held)
         left.append(kept)
         arrays.append(made)
     return arrays[0]

@@ -535,7 +535,10 @@ def _chosen(infos: Sequence[Any], keywords: dict[str, Any], candidate: Candidate
     a, b, _, _ = of_largest = largest(infos)
     arrays, keywords = dict(zip(("a", "b", "c", "out"), of_largest)), dict(keywords)
     layouts = _layouts(arrays, None, keywords, asked_dtype(keywords, None, arrays["out"]))
-    precision = keywords.pop("precision", None)
+    precision, mapping = keywords.pop("precision", None), keywords.pop("mapping", None)
+    if mapping is not None:
+        raise ValueError(f"mapping={mapping!r}: tiles of a group are those of its largest product; leave it out, or "
+                         "multiply one by one")
     asked = ProductProblem(arrays, layouts, (a.shape[0], b.shape[1], a.shape[1]), keywords, len(infos), key, group=infos)
     if precision is not None:
         others = dataclasses.replace(asked, fields={**keywords, "kernel": "multistage"})

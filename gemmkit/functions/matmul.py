@@ -155,7 +155,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     """
     keywords: dict[str, Any] = others                                 # type: ignore[assignment]
     if keywords:
-        for name in "dtype", "precision":
+        for name in "dtype", "precision", "mapping":
             if keywords.get(name, name) is None:
                 del keywords[name]
     if isinstance(a, Matrix) or isinstance(b, Matrix):

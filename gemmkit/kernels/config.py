@@ -576,9 +576,12 @@ class Keywords(Components, total=False):
         dtype: the dtype of a new D, which the sums hold; None is NumPy's result type of a and b, or c's.
         operator: what multiplies and sums; None chooses one by dtypes, sizes and device.
         precision: "tf32" multiplies float32 on tensor cores, with 10 bits of mantissas; "fast" sums float8 operands with the
-            14 bits that Hopper's tensor cores keep; "ozaki" computes float64 from exact int8 products modulo 14 coprime
-            numbers ("ozaki13" to "ozaki16": of so many), and is off by sqrt(K) 2^-53.5 times the 2-norms of A's row and B's
-            column at most (2^-49.7 with 13, 2^-57.3 with 15). None is exact float32, float8 summed in float32, and float64.
+            14 bits that Hopper's tensor cores keep; "ozaki" computes float64 and complex128 from exact int8 products modulo
+            14 or 15 coprime numbers ("ozaki13" to "ozaki16": of so many), and is off by sqrt(K) 2^-53.5 times the 2-norms of
+            A's row and B's column at most (2^-49.7 with 13, 2^-57.3 with 15). "auto" does so where it is faster. None is
+            exact float32, float8 summed in float32, and float64.
+        mapping: "batch_invariant" gives a row of D the same bits whatever other rows A has, and however many; None takes the
+            fastest mapping.
         global_a_layout: how A's elements lie in its array; None for a plain matrix.
         gemm_shape: M, N and K, ``dict(M=, N=, K=)``, if the layouts leave them open.
     """
@@ -586,6 +589,7 @@ class Keywords(Components, total=False):
     dtype: DTypeLike | None
     operator: Operator | None
     precision: str | None
+    mapping: str | None
     global_a_layout: GlobalLayout | None
     gemm_shape: Mapping[str, int] | Tile | tuple[int, int, int] | None
 

@@ -40,7 +40,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.choose import OZAKI, ProductProblem, by_precision
+from gemmkit.tuning.choose import MAPPINGS, OZAKI, ProductProblem, batch_invariant, by_precision, moduli_of
 from gemmkit.tuning.operators import embed, new_dtype, new_layout
 from gemmkit.tuning.problems import Choice, choose
 
@@ -337,7 +337,7 @@ F32 = np.dtype(np.float32)
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
-PLAIN = "gemm_shape", "dtype", "precision"                     # keywords that are no fields of a configuration
+PLAIN = "gemm_shape", "dtype", "precision", "mapping"          # keywords that are no fields of a configuration
 
 
 @dataclass
@@ -350,7 +350,7 @@ class Call:
     ``config`` is of that product.
     ``chosen_by`` names what chose the mapping: "conf" or "operator" (the caller's), "tuned" (`gemmkit.tuning.store`),
     "candidate" (one that is tried), a table of `gemmkit.tuning` ("winners", "boxes", "multistage", "gathered", "hopper",
-    "swap_ab"), or "units": the operator for the dtypes, in the tiles of `gemmkit.tuning.simt`.
+    "swap_ab"), "batch_invariant", or "units": the operator for the dtypes, in the tiles of `gemmkit.tuning.simt`.
     """
 
     M: int
@@ -368,6 +368,7 @@ class Call:
     vectors: Vectors = Vectors()                                       # among a and b; they are matrices here
     chosen_by: str = "conf"
     moduli: int = 0                                                    # of int8 products that it is computed by; 0: none
+    is_auto: bool = False                                              # by these where they are faster
 
     @property
     def computed(self) -> Call:
@@ -434,6 +435,9 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         beside = "operator" if conf is None else "conf"
         raise ConfigError(f"precision={precision!r}: it is given with {beside}, which already names the operator; leave one "
                           "out")
+    mapping = keywords.pop("mapping", None)
+    if mapping is not None:
+        _check_mapping(mapping, precision, conf, keywords)
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape, dtype = keywords.pop("gemm_shape", None), asked_dtype(keywords, conf, out)
@@ -453,10 +457,12 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     products = math.prod(stack or ())
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
     asked = ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
-    moduli = OZAKI.get(precision, 0) if isinstance(precision, str) else 0
-    if precision is not None and not moduli:
+    moduli = moduli_of(precision, layouts["a"].dtype if layouts["a"] is not None else a.dtype)
+    if mapping is None and precision is not None and not (isinstance(precision, str) and precision in OZAKI):
         keywords["operator"] = by_precision(precision, asked, device)
-    if conf is None:
+    if mapping is not None:
+        choice = batch_invariant(asked, precision, device)
+    elif conf is None:
         choice = choose(asked, device, candidate)
     else:
         if "operator" in keywords:
@@ -476,10 +482,29 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
     call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, choice.swap_ab,
-                key, vectors, choice.by, moduli)
+                key, vectors, choice.by, moduli, precision == "auto")
     check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,),
                not conf.global_d_layout.is_mirrored)
     return call
+
+
+def check_mapping(mapping: object) -> None:
+    """Raise ValueError for what is neither None nor a word for a mapping."""
+    if mapping is not None and not (isinstance(mapping, str) and mapping in MAPPINGS):
+        raise ValueError(f"mapping={mapping!r}: {', '.join(map(repr, MAPPINGS))} is needed; a mapping of your own is a conf "
+                         "(gemmkit.get_config)")
+
+
+def _check_mapping(mapping: object, precision: object, conf: Config | None, keywords: Mapping[str, Any]) -> None:
+    """Raise for a word that names no mapping, and for what names another one beside it."""
+    check_mapping(mapping)
+    if conf is not None or "operator" in keywords:
+        beside = "operator" if conf is None else "conf"
+        raise ConfigError(f"mapping={mapping!r}: it is given with {beside}, by which products of all sizes are computed "
+                          "already; leave one out")
+    if isinstance(precision, str) and precision in OZAKI:
+        raise ConfigError(f"mapping={mapping!r}: it is given with precision={precision!r}, whose sums are exact; leave "
+                          "mapping out")
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------

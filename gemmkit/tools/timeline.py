@@ -28,7 +28,7 @@ from gemmkit.layouts.matrices import arrays
 from gemmkit.plans.ahead import CompiledKernel, compiled_kernel
 from gemmkit.plans.ahead import recorded as resolved
 from gemmkit.plans.compiled import Compiled
-from gemmkit.plans.ozaki import OzakiProduct
+from gemmkit.plans.ozaki import OzakiProduct, why_plain
 from gemmkit.plans.plan import Plan
 from gemmkit.plans.problem import HOST
 from gemmkit.runtime.arrays import describe
@@ -166,6 +166,9 @@ def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any 
         made = found[0]
     if isinstance(made, OzakiProduct):
         return ExplainedKernel(made.products, made.problem.device, made.description)
+    if made.problem.is_auto:
+        why = why_plain(made.problem) if made.problem.moduli else "of other dtypes there is nothing to choose"
+        return ExplainedKernel(made, made.problem.device, f"precision='auto': the {made.problem.a.dtype} product; {why}")
     return ExplainedKernel(made, made.problem.device)
 
 
@@ -193,6 +196,8 @@ REASONS = {
                "gemmkit/tuning/sm90.py"),
     "swap_ab": ("the transpose D^T = B^T A^T is computed: A has few rows, or B would have to be rewritten",
                 "gemmkit/tuning/choose.py"),
+    "batch_invariant": ("mapping='batch_invariant': all of K in one share, by the instruction of batches of every size",
+                        "gemmkit/tuning/choose.py"),
     "units": ("the operator that gives NumPy's result type for these dtypes, in the tiles for these sizes",
               "gemmkit/tuning/operators.py"),
 }

@@ -26,6 +26,7 @@ from gemmkit.functions.slope import PASSED_ON, Replay, World
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.operators.algebra import Semiring, plus, selects
+from gemmkit.plans.problem import check_mapping
 from gemmkit.runtime.arrays import is_array
 from gemmkit.torch import product as forms
 from gemmkit.torch.dual import ONE, DualTensor, Paths, functions, tangents
@@ -435,11 +436,13 @@ def _is_known(mul: Callable[[Any, Any], Any]) -> bool:
 # --------------------------------------------------------------------------------------------------
 # Products that autograd records: `gemmkit.matmul` of tensors that require a gradient comes here.
 
-def matmul(a: Any, b: Any, c: torch.Tensor | None = None) -> Any:
+def matmul(a: Any, b: Any, c: torch.Tensor | None = None, *, mapping: str | None = None) -> Any:
     """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export. An A or
-    a B of one dimension is a row or a column, which the result lacks. ``torch.autocast`` casts a, b and c.
+    a B of one dimension is a row or a column, which the result lacks. ``torch.autocast`` casts a, b and c. With
+    ``mapping="batch_invariant"`` a row of A B has the same bits in any batch, as in `gemmkit.matmul`; gradients are computed
+    as without it.
 
-    Raises ValueError for shapes that do not fit and TypeError for tensors of several dtypes.
+    Raises ValueError for shapes that do not fit and for another mapping, TypeError for tensors of several dtypes.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> a = torch.ones(2, 3, requires_grad=True)
@@ -448,20 +451,23 @@ def matmul(a: Any, b: Any, c: torch.Tensor | None = None) -> Any:
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
-    if c is None:
+    if c is None and mapping is None:
         found = known(products, None, (a, b))
         if found is not None:
             return record(a, b) if found is RECORDED else found
+    check_mapping(mapping)
     for name, x in (("a", a), ("b", b), ("c", c)):
         if not isinstance(x, torch.Tensor) and not (name == "c" and x is None):
             raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.matmul takes tensors, gemmkit.matmul any array")
     a, b, c = autocast(a, b, c)
     check_dtypes(a, b=b, c=c)
-    return product(a, b) if c is None and a.dim() == b.dim() == 2 else _matmul(a, b, c)
+    return (product(a, b) if c is None and mapping is None and a.dim() == b.dim() == 2
+            else _matmul(a, b, c, mapping))
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Any:
-    found = _of_vectors(product, a, b) if 1 in (a.dim(), b.dim()) else product(a, b)
+def _matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, mapping: str | None = None) -> Any:
+    multiply = functools.partial(product, mapping=mapping)
+    found = _of_vectors(multiply, a, b) if 1 in (a.dim(), b.dim()) else multiply(a, b)
     return found if c is None else found + c
 
 

@@ -17,6 +17,7 @@ from gemmkit.functions.matmul import matmul as plain_matmul
 from gemmkit.layouts import GroupQuantised
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import quantise
+from gemmkit.plans.problem import check_mapping
 from gemmkit.runtime.arrays import dtype_from_torch
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.checkpoints import read, unpacked
@@ -105,15 +106,17 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
 
 
 @functools.cache
-def _operator(activation: str | None, has_bias: bool) -> ProductOperator | None:
+def _operator(activation: str | None, has_bias: bool, mapping: str | None) -> ProductOperator | None:
     """The operator of all layers of a kind; None for a plain product."""
     after = None if activation is None else ACTIVATIONS[activation]
     name = "linear" + ("" if activation is None else f"_{activation}") + ("" if has_bias else "_without_bias")
+    how: dict[str, Any] = {} if mapping is None else {"mapping": mapping}
+    name = "_".join((name, *how.values()))
     if not has_bias:
-        return None if after is None else op(name=name, epilogue=after)
+        return None if after is None and mapping is None else op(name=name, epilogue=after, **how)
     if after is None:
-        return op(name=name, epilogue=lambda bias: Bias(bias))
-    return op(name=name, epilogue=lambda bias: Bias(bias) | after)
+        return op(name=name, epilogue=lambda bias: Bias(bias), **how)
+    return op(name=name, epilogue=lambda bias: Bias(bias) | after, **how)
 
 
 def check_width(x: torch.Tensor, in_features: int) -> None:
@@ -146,9 +149,11 @@ class Linear(torch.nn.Linear):
 
     It is a ``torch.nn.Linear``, with its parameters, their initialisation and its ``state_dict``: weight (out, in), bias
     (out,). ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the
-    parameters, as it does for ``torch.nn.Linear``.
+    parameters, as it does for ``torch.nn.Linear``. With ``mapping="batch_invariant"`` a row of the result has the same bits
+    in any batch, as in `gemmkit.matmul`; gradients are computed as without it.
 
-    Raises ValueError for another activation and for an x of another width, TypeError for an x of another dtype than weight.
+    Raises ValueError for another activation or mapping, and for an x of another width, TypeError for an x of another dtype
+    than weight.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> layer = gk.torch.Linear(3, 2, activation="relu")
@@ -157,16 +162,19 @@ class Linear(torch.nn.Linear):
     torch.Size([4, 2])
     """
 
+    mapping: str | None = None                                 # of layers that were pickled before there was a choice
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
-                 device: torch.device | str | None = None, dtype: torch.dtype | None = None):
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None, mapping: str | None = None):
         check_layer(in_features, out_features, activation)
+        check_mapping(mapping)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation = activation
+        self.activation, self.mapping = activation, mapping
         self._find_operators()
 
     def _find_operators(self) -> None:
-        self._multiply = _operator(self.activation, self.bias is not None)
-        self._before_activation = _operator(None, self.bias is not None)
+        self._multiply = _operator(self.activation, self.bias is not None, self.mapping)
+        self._before_activation = _operator(None, self.bias is not None, self.mapping)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the operators, which are this process's: a layer is pickled, copied and sent to other processes."""
@@ -197,7 +205,7 @@ class Linear(torch.nn.Linear):
                 layers.note(self._multiply, (rows, weight) if bias is None else (rows, weight, bias), RECORDED)
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
-            found = biased(matmul(rows, weight.mT), bias)
+            found = biased(matmul(rows, weight.mT, mapping=self.mapping), bias)
         elif operator is None:
             found = matmul(rows, weight.mT)
         else:
@@ -219,7 +227,8 @@ class Linear(torch.nn.Linear):
         return found if rows is x else found.view(*x.shape[:-1], found.shape[1])
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}" + (
+            "" if self.mapping is None else f", mapping={self.mapping!r}")
 
 
 # --------------------------------------------------------------------------------------------------

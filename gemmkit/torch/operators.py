@@ -52,7 +52,7 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: torch.
         derivative: ``derivative(x, *operands)``, a function of tensors. It returns the derivative of each element of D by
             the product's element x (..., M, N), or a tuple of it and the derivatives by the operands that it reads. None
             derives them from the epilogue's own code, with dual numbers.
-        components: what `gemmkit.matmul` takes: ``operator``, ``transform_...``, ``condition``.
+        components: what `gemmkit.matmul` takes: ``operator``, ``transform_...``, ``condition``, ``mapping``.
 
     a and b have one dtype (TypeError), and ``torch.autocast`` casts all operands, unless ``conf`` or ``operator`` says what
     is multiplied.
@@ -192,8 +192,7 @@ class ProductOperator:
     def _compute(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
         if (self._is_plain and c is None and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]
                 and all(x.dtype == a.dtype for x in (b, *operands))):            # known calls make the result themselves
-            return product.products(self, (a, b, *operands), None, None, lambda: (
-                a, b, {"epilogue": self.epilogue_of(operands)} if self._has_epilogue else {}))
+            return product.products(self, (a, b, *operands), None, None, lambda: (a, b, self.keywords_of(operands)))
         out = self._allocate(a, b, c, *operands)
         self._launch(a, b, c, out, self.epilogue_of(operands) if self._has_epilogue else None)
         return out
@@ -209,6 +208,10 @@ class ProductOperator:
         else:
             self._launch(a, b, c, out, Store(kept) | self.epilogue_of(operands))
         return out, kept
+
+    def keywords_of(self, operands: tuple[Any, ...]) -> dict[str, Any]:
+        """What `gemmkit.matmul` takes, with these operands of the epilogue."""
+        return {**self.components, "epilogue": self.epilogue_of(operands)} if self._has_epilogue else self.components
 
     def epilogue_of(self, operands: tuple[Any, ...]) -> Epilogue:
         """The epilogue with these operands; one of parameters is kept."""

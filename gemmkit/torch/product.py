@@ -333,7 +333,7 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
 
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
-           "ScalarType? dtype=None) -> Tensor")
+           "ScalarType? dtype=None, str? mapping=None) -> Tensor")
 
 
 def result_shape(a: torch.Tensor, b: torch.Tensor, a_form: str, b_form: str) -> tuple[Any, ...]:
@@ -388,12 +388,12 @@ def result_dtype(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) ->
 
 
 def _compute(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
-             conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
-    if (a_form == b_form == PLAIN and dtype is None and not (conj_a or conj_b) and a.dtype == b.dtype and a.dtype in KEPT
-            and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]):      # known calls make the result themselves
-        return products(None, (a, b), None, None, lambda: (a, b, {}))
+             conj_b: bool = False, dtype: torch.dtype | None = None, mapping: str | None = None) -> Any:
+    if (a_form == b_form == PLAIN and dtype is mapping is None and not (conj_a or conj_b) and a.dtype == b.dtype
+            and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]):
+        return products(None, (a, b), None, None, lambda: (a, b, {}))          # known calls make the result themselves
     out = _allocate(a, b, a_form=a_form, b_form=b_form, dtype=dtype)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {} if mapping is None else {"mapping": mapping}
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
         if conjugated and x.is_complex():
             more[f"transform_global_to_shared_{name}"] = CONJUGATE
@@ -402,7 +402,7 @@ def _compute(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: s
 
 
 def _allocate(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
-              conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
+              conj_b: bool = False, dtype: torch.dtype | None = None, mapping: str | None = None) -> Any:
     """The result, uninitialised: what the operator makes of tensors that have no data."""
     check_form(a_form, "a_form")
     check_form(b_form, "b_form")
@@ -418,7 +418,7 @@ def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], key
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
-    options = {name: value for name, value in ctx.options.items() if name != "dtype"}
+    options = {name: x for name, x in ctx.options.items() if name not in ("dtype", "mapping")}
     return gradients(grad, a, b, ctx.needs_input_grad[:2], **options)
 
 
@@ -490,16 +490,16 @@ def summed_to(x: Any, shape: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def product(a: torch.Tensor, b: torch.Tensor, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
-            conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
+            conj_b: bool = False, dtype: torch.dtype | None = None, mapping: str | None = None) -> Any:
     """A B by the operator ``gemmkit::product``, of (..., M, K) and (..., K, N)."""
-    if a_form == b_form == PLAIN and dtype is None and not (conj_a or conj_b):
+    if a_form == b_form == PLAIN and dtype is mapping is None and not (conj_a or conj_b):
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
             if not records(a, b):
                 return products(None, (a, b), None, None, lambda: (a, b, {}))
             products.note(None, (a, b), RECORDED)
             return record(a, b)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
-    return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype)
+    return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype, mapping=mapping)
 
 
 products = Door()                      # of A and B alone
@@ -535,8 +535,7 @@ layers = Door()                        # by the operator, of x, weight and bias
 def _of_layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
     """`layer` without autograd."""
     def described() -> tuple[Any, Any, dict[str, Any]]:
-        epilogue = None if operator is None else operator.epilogue_of(() if bias is None else (bias,))
-        return x, weight.mT, {} if epilogue is None else {"epilogue": epilogue}
+        return x, weight.mT, {} if operator is None else operator.keywords_of(() if bias is None else (bias,))
 
     return layers(operator, (x, weight) if bias is None else (x, weight, bias), None, None, described)
 

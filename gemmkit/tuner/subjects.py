@@ -205,6 +205,8 @@ class TunedProduct(Called):
         self._keywords = keywords
         with store.unread():
             plan = Plan(a, b, c, out, None, keywords)
+        if keywords.get("mapping") is not None:
+            raise ValueError(f"mapping={keywords['mapping']!r}: it says which mapping is taken; leave it out to tune")
         if plan._compiled.problem.moduli:
             raise ValueError(f"precision={keywords['precision']!r}: its kernels have no mapping to tune; leave precision "
                              "out, or tune another product")

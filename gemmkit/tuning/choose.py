@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Plain, RowMajor, Zero
 from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
-from gemmkit.runtime.arrays import flipped
+from gemmkit.operators.algebra import units
+from gemmkit.runtime.arrays import ArrayInfo, flipped
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
@@ -72,7 +73,7 @@ from gemmkit.tuning.problems import Choice, MappingProblem, choose
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["OZAKI", "Asked", "ProductProblem", "by_precision", "get_config"]
+__all__ = ["MAPPINGS", "OZAKI", "Asked", "ProductProblem", "batch_invariant", "by_precision", "get_config", "moduli_of"]
 
 F32 = np.dtype(np.float32)
 
@@ -197,8 +198,18 @@ PROPOSALS = (("winners", candidates.propose), ("boxes", sm80.propose_boxes),
 OBSERVING = PROPOSALS[-1:]
 
 
-#: Words of ``precision=`` that compute float64 products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take.
-OZAKI = {"ozaki": 14, **{f"ozaki{count}": count for count in range(13, 17)}}
+#: Words of ``precision=`` that compute products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take; None
+#: is as many as are about as exact as float64. "auto" does so where it is faster.
+OZAKI = {"auto": None, "ozaki": None, **{f"ozaki{count}": count for count in range(13, 17)}}
+USUAL = {np.dtype(np.float64): 14, np.dtype(np.complex128): 15}
+
+
+def moduli_of(precision: object, a: np.dtype) -> int:
+    """How many moduli a product takes whose first operand has this dtype; 0: it is not one of `OZAKI`'s words, or "auto" of
+    numbers that have nothing to choose."""
+    if not isinstance(precision, str) or precision not in OZAKI:
+        return 0
+    return OZAKI[precision] or USUAL.get(a, 0 if precision == "auto" else 14)
 
 
 def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
@@ -206,13 +217,112 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     a, b = (layout.dtype for layout in asked.operands)
     of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
     if not isinstance(precision, str) or precision not in of:
-        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands), 'fast' (of float8 ones) or, for one "
-                         "product, 'ozaki' (of float64 ones) is needed")
+        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands), 'fast' (of float8 ones) or, for products "
+                         "and stacks, 'ozaki' or 'auto' (of float64 and complex128 ones) is needed")
     if not {a, b} <= {*of[precision][0]}:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
         raise ConfigError(f"precision={precision!r}: accumulators are float32, but the result holds more; leave it out")
     return sm90.narrow(asked, device, promote=False) or MMAOp(dtype=a, b_dtype=b)
+
+
+# -- one order of sums for all numbers of rows ------------------------------------------------------------------------
+#
+# ``mapping="batch_invariant"``: a row of D has the same bits whatever other rows there are, and however many.
+#
+# The bits of an element follow from the order in which its products are added up. The instruction that multiplies decides
+# it, and the shares of K, and neither may depend on M. Which rows and columns are in one tile decides nothing: every tile
+# walks along K from its beginning to its end, and adds one k-step of the instruction after the other.
+#
+# So the product of `DECIDING` rows decides: its `SumOrder`, with all of K in one share, is that of all. The default mapping
+# for the actual M is taken if it has that order, else one that is chosen with one share, else the mapping of `DECIDING`
+# rows. Tuned mappings are not asked for.
+#
+# Hopper's kernel computes a few rows of 16-bit floats as D^T = B^T A^T. wgmma adds the same products in the same order,
+# whichever factor comes first and however many columns an instruction has: tests/tuning/test_invariant.py compares bits on a
+# GPU.
+
+MAPPINGS = "batch_invariant",          # words of ``mapping=``
+DECIDING = 256                         # rows
+INVARIANT = *SIXTEEN, F32, np.dtype(np.float64)
+
+
+class SumOrder(NamedTuple):
+    """What decides the bits of an element: the kernel, its instruction, how much of K that takes at a time, the dtypes of
+    operands and sums, and the shares of K."""
+
+    kernel: str
+    operator: type[Operator]
+    depth: int
+    dtypes: tuple[np.dtype, ...]
+    splits: int | StreamK
+
+    @classmethod
+    def of(cls, choice: Choice) -> SumOrder:
+        operator = units(choice.spec.operator)
+        dtypes = tuple(getattr(operator, f"fragment_{x}").dtype for x in "abc")
+        return cls(str(choice.spec.kernel), type(operator), operator.shape[2], dtypes, choice.spec.splits)
+
+
+def batch_invariant(asked: ProductProblem, precision: str | None, device: DeviceInfo) -> Choice:
+    """The choice for a product whose order of sums is that of `DECIDING` rows. ``precision`` is the caller's."""
+    _check_invariant(asked)
+    if takes_small_mappings():                         # tiles of the emulator's fit M, and NumPy adds as tiles are
+        asked = _of_deciding_rows(asked)
+    usual = next(choice for choice in _by_shares(_of_deciding_rows(asked), precision, device) if choice.spec.splits == 1)
+    wanted = SumOrder.of(usual)
+    if asked.sizes[0] != DECIDING:
+        for choice in _by_shares(asked, precision, device):
+            if SumOrder.of(choice) == wanted:
+                return choice
+    return usual
+
+
+def _check_invariant(asked: Asked) -> None:
+    """Raise ConfigError for what has no such mapping."""
+    (a, b), given = asked.operands, asked.fields
+    said = "mapping='batch_invariant': "
+    if not (isinstance(a, Plain) and a.is_plain and isinstance(b, Plain) and b.is_plain and a.dtype == b.dtype in INVARIANT):
+        raise ConfigError(f"{said}plain matrices of one dtype are needed, float16, bfloat16, float32 or float64; a is {a!r} "
+                          f"and b {b!r}")
+    if a.axis != 1 and asked.sizes[0] > 1:
+        raise ConfigError(f"{said}a is {a!r}; rows whose elements are neighbours in memory are needed, since a single row "
+                          "has no other order")
+    if asked.sums.widens:
+        raise ConfigError(f"{said}the result holds more than products of {a.dtype}; give out, c and dtype of the operands'")
+    epilogue = given.get("epilogue", Default())
+    if not isinstance(epilogue, Epilogue) or epilogue.finishes_blocks or epilogue.stores_itself or epilogue.reduces:
+        raise ConfigError(f"{said}epilogue={epilogue!r} sees more than an element, and adds up along rows in an order that "
+                          "tiles decide; compute it by a function of rows behind the product")
+    for name in set(given) - {"epilogue", "operator", "global_d_layout"}:
+        raise ConfigError(f"{said}{name}={given[name]!r} is given beside it; leave one out")
+
+
+def _of_deciding_rows(asked: ProductProblem) -> ProductProblem:
+    """The product of `DECIDING` rows with the same B: its other matrices are rows without gaps."""
+    _, N, K = asked.sizes
+
+    def matrix(info: ArrayInfo | None, columns: int) -> ArrayInfo | None:
+        return info and info._replace(pointer=0, shape=(DECIDING, columns), strides=(columns, 1), steps=())
+
+    infos = {**asked.infos, "a": matrix(asked.infos["a"], K), "c": matrix(asked.infos["c"], N), "out": None}
+    return dataclasses.replace(asked, sizes=(DECIDING, N, K), products=1, is_stack=False, key=None, infos=infos)
+
+
+def _by_shares(asked: Asked, precision: str | None, device: DeviceInfo) -> Iterator[Choice]:
+    """Mappings, the preferred ones first: each as it is by default, and with one share of K."""
+    if precision is not None:
+        asked = _with_operator(asked, by_precision(precision, asked, device))
+    # What comes through registers is rounded to tf32, and what comes from shared memory is cut off: float32 stays as it is.
+    swapped = _swap_ab(asked, device) if asked.operands[0].dtype in SIXTEEN else None
+    for tried in (asked,) if swapped is None else (swapped, asked):
+        for splits in {}, {"splits": 1}:
+            of = dataclasses.replace(tried, fields={**tried.fields, **splits}, key=None)
+            made = _configured(of, device)
+            if takes_small_mappings() and of.new is not ColMajor:
+                others = {name: value for name, value in of.fields.items() if name != "splits"}
+                made = choose(SmallTiles(dataclasses.replace(of, fields=others), Choice(*made)), device).spec, made[1]
+            yield Choice(made[0], MAPPINGS[0], of.new is ColMajor)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

@@ -186,11 +186,11 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     # A semiring takes registers of its own: tiles that have none left would spill.
     listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)
     streams = given is None and a.dtype in STREAMING and _are_copied(a, b, fields)
-    found = fastest(listed, a, b, sizes, device, products, streams)
+    found = fastest(listed, a, b, sizes, device, products, streams, fields.get("splits"))
     if found is None:
         return None
     best, splits = found
-    mapping = dict(best.fields, splits=fields.get("splits", splits))
+    mapping = dict(best.fields, splits=splits)
     if given is None:
         units = operator(a.dtype, best, device)
         return None if units is None else (units, mapping)
@@ -216,13 +216,17 @@ def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, si
 
 
 def fastest(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,
-            products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
+            products: int, may_stream: bool, splits: Any = None) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
-    its shares of K. ``may_stream``: all k-tiles take as long, so that equal numbers of them are equal shares."""
+    its shares of K, or ``splits`` where these are given. ``may_stream``: all k-tiles take as long, so that equal numbers of
+    them are equal shares."""
     across, sm_count = mn_major_copies(a, b), device.sm_count
     fit = [one for one in (one.on(device) for one in mappings) if one.nbytes <= device.shared_memory_per_block]
-    found = [(one, one.splits(sizes, products, across, sm_count)) for one in fit]
+    shares = splits if isinstance(splits, int) else None
+    found = [(one, shares or one.splits(sizes, products, across, sm_count)) for one in fit]
     best = min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
+    if splits is not None:
+        return best and (best[0], splits)
     streams = [one for one in fit if one.merges and one.streams and may_stream]
     if best is None or not streams:
         return best

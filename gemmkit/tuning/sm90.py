@@ -244,6 +244,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
         listed = first + can_share(shared, a, b) + last if always else first
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
+    if "splits" in fields:
+        listed = tuple(one for one in listed if one.shares == fields["splits"]) or listed
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
     if reads_late:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
