@@ -1,5 +1,4 @@
-"""Float64 and complex128 products from exact int8 products (Ozaki scheme II; Uchino, Ozaki and Imamura, arXiv 2508.03984):
-device code.
+"""Products from exact int8 products (Ozaki scheme II; Uchino, Ozaki and Imamura, arXiv 2508.03984): device code.
 
 A row of A and a column of B are scaled, each by its own power of two, and rounded to whole numbers x and y. Their product C
 is a whole number below P / 2, where P is the product of coprime moduli p_t. So C follows from its remainders, and these
@@ -28,6 +27,8 @@ turns the complex product into two products of whole numbers u and v that do not
 (u - v) / 2j. (The quadratic residue number system; Krogmeier and Jenkins, 1983.) Remainders are exact, so the cancellation
 costs no digit. Such moduli are smaller: 15 are as exact as 14 of the others. Row norms are those of complex numbers, and
 bound the real and the imaginary part alike.
+
+**Float32 and complex64** elements are float64 from where they are loaded to D's store, with half as many moduli.
 
 **Stacks** of products have a dimension more: planes lie product by product, and all products are one launch.
 """
@@ -73,9 +74,10 @@ from gemmkit.transforms.base import transformed
 MODULI = 256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193
 #: The largest of prime factors that are 1 modulo 4.
 GAUSSIAN = 241, 233, 229, 221, 205, 197, 193, 181, 173, 157, 149, 137, 113, 109, 101, 97
-FEWEST = 13                            # moduli: 12 leave a row 46 bits
+FEWEST = 7                             # moduli: 6 leave a row 23 bits, fewer than float32 has
 MOST_K = 2**17                         # terms: 127^2 K is below 2^31
 PARTS = 3                              # of a weight
+LEAST_BITS = 40                        # what first parts leave out is then below 2^-29 of P, whatever the remainders
 BAD = 2**20                            # stands for a scale: the row has an infinity or a NaN
 F64, F32, U32, I8, U8, C128 = (np.dtype(x) for x in ("f8", "f4", "u4", "i1", "u1", "c16"))
 
@@ -171,8 +173,8 @@ class Residues(Component):
 
     @cached_property
     def part_bits(self) -> int:
-        """Of a part of a weight."""
-        return -(-self.product.bit_length() // PARTS)
+        """Of a part of a weight: of the first, from which the multiple of P follows, `LEAST_BITS` at least."""
+        return max(LEAST_BITS, -(-self.product.bit_length() // PARTS))
 
     def in_parts(self, n: int) -> tuple[float, ...]:
         """A number below P as multiples of powers of two, each exact."""

@@ -1,4 +1,4 @@
-"""A float64 or complex128 product by int8 products (`gemmkit.kernels.ozaki`): its launches, and where their arguments lie.
+"""A product by int8 products (`gemmkit.kernels.ozaki`): its launches, and where their arguments lie.
 
 The result is a block of D at a time: two splits, a stack of int8 products, and a recombination. Remainders lie in the
 stream's workspaces, at most `LIMIT` bytes for those of A, of B and of D each; larger products take several blocks, and
@@ -93,27 +93,30 @@ MEASURED = 132
 
 
 def microseconds(call: Call) -> tuple[float, float]:
-    """What int8 products take, and the float64 or complex128 one, by rates that an H200 had. int8 products reach theirs if
-    tiles are many; planes are written and read at ``MEMORY``. Within 8 % of what complex128 products of 2048, 4096 and 8192
-    and float64 ones of 2048, 4096 and 8192 took (2026-11-28)."""
+    """What int8 products take, and the product that they stand for, by rates that an H200 had. int8 products reach theirs if
+    tiles are many; planes are written and read at ``MEMORY``. Within 8 % of what squares of 2048, 4096 and 8192 took, of
+    float32, float64 and their complex numbers (2026-11-28)."""
     M, N, K, count = call.M, call.N, call.K, call.products
     of = Residues.of(call.a.dtype, call.moduli)
-    work, numbers = 2e-6 * M * N * K * count, of.parts * 8
+    work, numbers = 2e-6 * M * N * K * count, call.a.dtype.itemsize
     moved = count * ((M + N) * padded(K) * (numbers + of.planes) + M * N * (2 * of.planes + numbers)) * 1e-6
     tiles = -(-M // 128) * -(-N // 256) * of.planes * count
     waves = -(-tiles // MEASURED) * MEASURED / tiles
-    return (of.planes * work / INT8 * waves + moved / MEMORY + LAUNCHES, of.parts**2 * work / FLOAT64 + 5)
+    return (of.planes * work / INT8 * waves + moved / MEMORY + LAUNCHES, of.parts**2 * work / RATES[call.a.dtype] + 5)
 
 
-INT8, FLOAT64, MEMORY, LAUNCHES = 1500.0, 58.0, 3.0, 15.0              # Top/s, Tflop/s, MB/us, us
+INT8, MEMORY, LAUNCHES = 1500.0, 3.0, 15.0             # Top/s, MB/us, us
+#: Of what is multiplied so, Tflop/s of the products that they stand for.
+RATES = {np.dtype(name): rate for name, rate in (
+    ("float32", 50.0), ("float64", 58.0), ("complex64", 50.0), ("complex128", 58.0))}
 
 
 def check(call: Call) -> None:
     """Raise ConfigError, or ValueError for dtypes, where a product cannot be computed so."""
     conf = call.config
     for name, info in (("a", call.a), ("b", call.b)):
-        if info.dtype not in (F64, C128):
-            raise ValueError(f"precision='ozaki': float64 or complex128 operands are needed; {name} is {info.dtype}")
+        if info.dtype not in RATES:
+            raise ValueError(f"precision='ozaki': operands of {', '.join(map(str, RATES))} are needed; {name} is {info.dtype}")
     if call.a.dtype != call.b.dtype:
         raise ValueError(f"precision='ozaki': a is {call.a.dtype} and b {call.b.dtype}; operands of one dtype are needed: "
                          "convert one of them")

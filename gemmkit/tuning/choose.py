@@ -199,9 +199,9 @@ OBSERVING = PROPOSALS[-1:]
 
 
 #: Words of ``precision=`` that compute products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take; None
-#: is as many as are about as exact as float64. "auto" does so where it is faster.
-OZAKI = {"auto": None, "ozaki": None, **{f"ozaki{count}": count for count in range(13, 17)}}
-USUAL = {np.dtype(np.float64): 14, np.dtype(np.complex128): 15}
+#: is as many as are about as exact as the operands' dtype. "auto" does so where it is faster.
+OZAKI = {"auto": None, "ozaki": None, **{f"ozaki{count}": count for count in range(7, 17)}}
+USUAL = {np.dtype(name): count for name, count in (("float32", 7), ("float64", 14), ("complex64", 8), ("complex128", 15))}
 
 
 def moduli_of(precision: object, a: np.dtype) -> int:
@@ -218,7 +218,7 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
     if not isinstance(precision, str) or precision not in of:
         raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands), 'fast' (of float8 ones) or, for products "
-                         "and stacks, 'ozaki' or 'auto' (of float64 and complex128 ones) is needed")
+                         "and stacks, 'ozaki' or 'auto' (of ones of 32 and 64 bits) is needed")
     if not {a, b} <= {*of[precision][0]}:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
