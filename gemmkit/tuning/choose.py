@@ -201,7 +201,7 @@ OBSERVING = PROPOSALS[-1:]
 #: Words of ``precision=`` that compute products by int8 ones (`gemmkit.plans.ozaki`), and how many moduli they take; None
 #: is as many as are about as exact as the operands' dtype. "auto" does so where it is faster.
 OZAKI = {"auto": None, "ozaki": None, **{f"ozaki{count}": count for count in range(7, 17)}}
-USUAL = {np.dtype(name): count for name, count in (("float32", 7), ("float64", 14), ("complex64", 8), ("complex128", 15))}
+USUAL = {np.dtype(name): count for name, count in (("float32", 7), ("float64", 14), ("complex64", 7), ("complex128", 15))}
 
 
 def moduli_of(precision: object, a: np.dtype) -> int:

@@ -162,7 +162,7 @@ def _root(x: Fraction) -> Fraction:
 
 def usual(a: np.ndarray) -> int:
     """Of precision="ozaki"."""
-    return {"float32": 7, "float64": 14, "complex64": 8, "complex128": 15}[a.dtype.name]
+    return {"float32": 7, "float64": 14, "complex64": 7, "complex128": 15}[a.dtype.name]
 
 
 def check(d: np.ndarray, a: np.ndarray, b: np.ndarray, count: int = 0) -> None:
