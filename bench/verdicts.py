@@ -38,7 +38,7 @@ GROUPS = {
     "sparse": "A matrix of empty blocks, f16, against cuBLAS on the whole matrix",
     "float32": "float32 without tf32, all transposes",
     "float64": "float64, all transposes",
-    "ozaki": "float64 by int8 products, with 14 moduli and with 15, and complex128",
+    "ozaki": "products by int8 products: float32, float64 (with 14 moduli and with 15), complex64 and complex128",
     "complex": "complex64 and complex128, without tf32",
     "long": "Few tiles, long K",
     "skinny": "1 to 32 rows, f16",

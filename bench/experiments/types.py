@@ -23,7 +23,11 @@ LONG = (
     ("f32", 64, 64, 65536), ("f32", 4096, 64, 4096),
 )  # fmt: skip
 OZAKI_SIZES = {2048: (None, None), 4096: (1.3, 1.4), 8192: (1.6, 1.75), 16384: (1.75, 1.9)}         # bar and aim
-OZAKI_COMPLEX = {2048: (2.0, 2.2), 4096: (2.0, 2.5), 8192: (2.0, 3.0)}
+#: By the kind of the parts: the name, the bar, the sizes.
+OZAKI_COMPLEX = {"f32": ("complex64", 1.2, (1024, 2048, 4096, 8192)), "f64": ("complex128", 2.0, (2048, 4096, 8192))}
+OZAKI_FLOAT32 = (1024, 2048, 4096, 8192)
+#: log2 of the bounds of docs/how_to/float64_by_int8.md, by √K of real numbers and by √(2 K) of complex ones.
+OZAKI_ERRORS = {("f32", False): -26.3, ("f64", False): -53.5, ("f32", True): -25.6, ("f64", True): -54.0}
 OZAKI_SAMPLE = 24                      # rows and columns whose errors are looked at
 SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (4096, 14336), (14336, 4096)))
 
@@ -62,8 +66,8 @@ class Product(Matmul):
 
 @dataclass(frozen=True)
 class Ozaki(Product):
-    """A float64 product by int8 products, beside cuBLAS's float64. Errors of both are against sums with 64 bits of mantissa,
-    for some rows and columns, in units of the 2-norms of A's row and B's column."""
+    """A real product by int8 products, beside cuBLAS's of the dtype. Errors of both are against sums with 64 bits of
+    mantissa, for some rows and columns, in units of the 2-norms of A's row and B's column."""
 
     moduli: int = 14
 
@@ -71,8 +75,8 @@ class Ozaki(Product):
 
     @property
     def tolerance(self) -> float:
-        """The bound of docs/how_to/float64_by_int8.md for 14 moduli."""
-        return float(self.k**0.5 * 2.0**-53.5)
+        """Of as many moduli as the dtype has without a number."""
+        return float(self.k**0.5 * 2.0 ** OZAKI_ERRORS[self.kind, False])
 
     def ours(self, lib: Lib, x: Any) -> Call:
         return lambda: gemmkit.matmul(x.a, x.b, out=x.out, precision=f"ozaki{self.moduli}")
@@ -83,21 +87,21 @@ class Ozaki(Product):
 
 @dataclass(frozen=True)
 class OzakiComplex(ComplexProduct):
-    """A complex128 product by int8 products, beside cuBLAS's complex128. Errors are those of `Ozaki`."""
+    """A complex product by int8 products, beside cuBLAS's of the dtype. Errors are those of `Ozaki`."""
 
     mapping: ClassVar[str | None] = "ozaki"
 
     @property
     def tolerance(self) -> float:
-        """The bound of docs/how_to/float64_by_int8.md for 15 moduli, of both parts."""
-        return float(2 * self.k**0.5 * 2.0**-54)
+        """Of both parts."""
+        return float(2 * self.k**0.5 * 2.0 ** OZAKI_ERRORS[self.kind, True])
 
     def ours(self, lib: Lib, x: Any) -> Call:
         a, b, out = map(lib.complex_view, (x.a, x.b, x.out))
         return lambda: gemmkit.matmul(a, b, out=out, precision="ozaki")
 
     def title(self, lib: Lib) -> str:
-        return f"{lib.peer_name()}: complex128"
+        return f"{lib.peer_name()}: {OZAKI_COMPLEX[self.kind][0]}"
 
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         a, b, d = map(lib.complex_view, (x.a, x.b, out))
@@ -113,9 +117,12 @@ def error_by_norms(lib: Lib, a: Any, b: Any, out: Any, wide: type) -> float:
 
 
 def ozaki() -> Iterator[Ozaki | OzakiComplex]:
-    """Squares of float64, with as many moduli as are about as exact as float64, and one more; of complex128."""
-    for size, (least, wanted) in OZAKI_COMPLEX.items():
-        yield OzakiComplex("ozaki", "complex128", "f64", size, size, size, bar=least, aim=wanted)
+    """Squares of complex numbers and of float32; of float64 with as many moduli as are about as exact, and one more."""
+    for kind, (name, least, sizes) in OZAKI_COMPLEX.items():
+        for size in sizes:
+            yield OzakiComplex("ozaki", name, kind, size, size, size, bar=least)
+    for size in OZAKI_FLOAT32:
+        yield Ozaki("ozaki", "7 moduli", "f32", size, size, size, moduli=7)
     for size, (bar, aim) in OZAKI_SIZES.items():
         yield Ozaki("ozaki", "14 moduli", "f64", size, size, size, bar=bar, aim=aim)
         yield Ozaki("ozaki", "15 moduli", "f64", size, size, size, moduli=15)

@@ -576,10 +576,10 @@ class Keywords(Components, total=False):
         dtype: the dtype of a new D, which the sums hold; None is NumPy's result type of a and b, or c's.
         operator: what multiplies and sums; None chooses one by dtypes, sizes and device.
         precision: "tf32" multiplies float32 on tensor cores, with 10 bits of mantissas; "fast" sums float8 operands with the
-            14 bits that Hopper's tensor cores keep; "ozaki" computes from exact int8 products modulo coprime numbers, whose
-            count follows from the dtype: float32 and complex64 7, float64 14, complex128 15 ("ozaki7" to "ozaki16": so many).
-            A result is off by sqrt(K) 2^-53.5 times the 2-norms of A's row and B's column at most with 14 (2^-26.4 with 7,
-            2^-57.3 with 15). "auto" does so where it is faster. None is exact float32, float8 summed in float32, and float64.
+            14 bits that Hopper's tensor cores keep; "ozaki" computes from exact int8 products modulo coprime numbers: 7 for
+            float32 and complex64, 14 for float64, 15 for complex128 ("ozaki7" to "ozaki16": so many). A result is off by
+            sqrt(K) 2^-53.5 times the 2-norms of A's row and B's column at most with 14 (2^-26.3 with 7, 2^-57.3 with 15).
+            "auto" does so where it is faster. None is exact float32, float8 summed in float32, and float64.
         mapping: "batch_invariant" gives a row of D the same bits whatever other rows A has, and however many; None takes the
             fastest mapping.
         global_a_layout: how A's elements lie in its array; None for a plain matrix.

@@ -24,9 +24,7 @@ from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.collectives.scheduler import StackSteps
 from gemmkit.kernels.config import Config
 from gemmkit.kernels.ozaki import (
-    C128,
     ELEMENTS,
-    F64,
     I8,
     LANES,
     MOST_K,
@@ -116,7 +114,7 @@ def check(call: Call) -> None:
     conf = call.config
     for name, info in (("a", call.a), ("b", call.b)):
         if info.dtype not in RATES:
-            raise ValueError(f"precision='ozaki': operands of {', '.join(map(str, RATES))} are needed; {name} is {info.dtype}")
+            raise ValueError(f"precision='ozaki': {', '.join(map(str, RATES))} operands are needed; {name} is {info.dtype}")
     if call.a.dtype != call.b.dtype:
         raise ValueError(f"precision='ozaki': a is {call.a.dtype} and b {call.b.dtype}; operands of one dtype are needed: "
                          "convert one of them")

@@ -513,8 +513,9 @@ F64 = np.ones((4, 4))
 
 
 @pytest.mark.parametrize(("error", "said", "keywords"), [
-    (ValueError, "'auto' .of float64 and complex128 ones. is needed", dict(precision="ozaki12")),
-    (ValueError, "float64 or complex128 operands are needed; b is float32", dict(b=np.ones((4, 4), np.float32))),
+    (ValueError, "'auto' .of ones of 32 and 64 bits. is needed", dict(precision="ozaki12")),
+    (ValueError, "a is float64 and b float32; operands of one dtype", dict(b=np.ones((4, 4), np.float32))),
+    (ValueError, "float32, float64, complex64, complex128 operands are needed; a is float16", dict(a=np.ones((4, 4), np.float16))),
     (ValueError, "a is complex128 and b float64", dict(a=F64 + 0j)),
     (ConfigError, "transform_shared_to_regs_a is given", dict(transform_shared_to_regs_a=gk.transforms.Map(lambda x: x + 1))),
     (ConfigError, "holds arrays or numbers", dict(transform_global_to_shared_a=by(np.full(1, 2.0)))),
