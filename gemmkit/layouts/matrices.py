@@ -16,6 +16,7 @@ A new kind is a layout and, where its transpose is not the same layout of ``arra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -323,8 +324,9 @@ def components_of(a: Any, b: Any, out: Any = None) -> dict[str, Component]:
     return found if condition is None else {**found, "condition": condition}
 
 
-def frozen_components(planned: Any, components: dict[str, Component], joined: tuple[str, ...]) -> dict[str, Frozen]:
-    """Those of the components that have arrays or numbers, which may be others than those in the configuration ``planned``.
+def frozen_components(planned: Callable[[str], Any], components: dict[str, Component],
+                      joined: tuple[str, ...]) -> dict[str, Frozen]:
+    """Those of the components that have arrays or numbers, which may be others than those that were ``planned(field)``.
 
     Raises ValueError for one that is not of the planned kind, and where one is missing of those planned with arrays of their
     own, ``joined``: these would be read again.
@@ -338,14 +340,14 @@ def frozen_components(planned: Any, components: dict[str, Component], joined: tu
                              "InterleavedColumns, or a Gather, which has an index); give such a one, or make another plan")
     found = {}
     for name, component in components.items():
-        frozen, known = kept.frozen(component, name), kept.frozen(getattr(planned, name), name)
+        frozen, known = kept.frozen(component, name), kept.frozen(planned(name), name)
         if not frozen.leaves and not known.leaves:
             continue
         lie, wanted = ([(info.shape, info.strides) for info in of.arrays] for of in (frozen, known))
         if frozen.fingerprint != known.fingerprint or lie != wanted:
             what, kind = ("the mask of a BlockSparse", "condition") if name == "condition" else (name[7], "layout")
             raise ValueError(f"{what} differs from the plan's: its {kind} is {component!r} and the planned one "
-                             f"{getattr(planned, name)!r}; make another plan, or call matmul")
+                             f"{planned(name)!r}; make another plan, or call matmul")
         found[name] = frozen
     return found
 

@@ -10,7 +10,7 @@ from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
-from gemmkit.layouts.base import GlobalLayout
+from gemmkit.layouts.base import GlobalLayout, OfArray, SharedLayout
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, describe
 
@@ -20,6 +20,7 @@ __all__ = [
 
 
 WORD_BITS = 32
+IN_A_WORD = 8                          # integers of 4 bits
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ class GroupQuantised(GlobalLayout):
         return self.zeros is not None
 
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
-        q = np.float32((data[i // self.rows, j] >> np.uint32(i % self.rows * self.bits)) & np.uint32((1 << self.bits) - 1))
+        return self.value(data[i // self.rows, j], i, j)
+
+    def value(self, word: Any, i: int, j: int) -> Any:
+        """The element in row ``i``, column ``j``, which is in ``word``."""
+        q = np.float32((word >> np.uint32(i % self.rows * self.bits)) & np.uint32((1 << self.bits) - 1))
         scale = np.float32(self.scales[i // self.group, j])
         if self.has_zeros:
             return (q - np.float32(self.zeros[i // self.group, j])) * scale
@@ -92,6 +97,73 @@ class GroupQuantised(GlobalLayout):
                 raise TypeError(f"{field} has dtype {info.dtype}; {np.dtype(dtype)} is needed: kernels read its bits")
         if array is not None and array.dtype != self.storage:
             raise TypeError(f"{name} has dtype {array.dtype}; words of {self.storage} are needed")
+
+
+@dataclass(frozen=True, init=False)
+class QuantisedTranspose(OfArray, GlobalLayout):
+    """The transpose of a B in ``layout``, which is A where swap-AB computes D^T = B^T A^T: its array is B's, transposed."""
+
+    layout: GroupQuantised
+
+    def __init__(self, layout: GroupQuantised):
+        for name, value in dict(dtype=layout.dtype, layout=layout).items():
+            object.__setattr__(self, name, value)
+
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
+        return self.layout.value(data[i, j // self.layout.rows], j, i)
+
+    @property
+    def vector_axis(self) -> int | None:
+        return None
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return array.shape[0], array.shape[1] * self.layout.rows
+
+    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        return rows, columns // self.layout.rows
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        self.layout.check(array, columns, rows, name)
+
+
+@dataclass(frozen=True)
+class QuantisedTile(SharedLayout):
+    """A tile of a `QuantisedTranspose` of 4 bits in shared memory, in bytes: lines of ``rows`` words, a line for each 8
+    elements along K; then lines of as many scales (float16), one for each ``group``; then of zero points (uint8), if there
+    are some."""
+
+    rows: int
+    depth: int
+    group: int
+    has_zeros: bool
+
+    def __init__(self, rows: int, depth: int, group: int, has_zeros: bool):
+        for name, value in dict(dtype=np.dtype(np.uint8), rows=rows, depth=depth, group=group, has_zeros=has_zeros).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def spans(self) -> tuple[int, int, int]:
+        """Elements along K of a line of words, of scales and of zero points."""
+        return IN_A_WORD, self.group, self.group
+
+    @property
+    def lines(self) -> int:
+        """Lines of words."""
+        return self.depth // IN_A_WORD
+
+    @property
+    def groups(self) -> int:
+        """Lines of scales."""
+        return max(1, self.depth // self.group)
+
+    @property
+    def begins(self) -> tuple[int, int, int]:
+        """The bytes at which words, scales and zero points begin."""
+        scales = self.lines * self.rows * 4
+        return 0, scales, scales + self.groups * self.rows * 2
+
+    def physical_size(self, rows: int, columns: int) -> int:
+        return self.begins[2] + self.groups * self.rows * self.has_zeros
 
 
 # --------------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ class Plan:
         layouts = components_of(a, b, out)
         out = out.array if isinstance(out, Matrix) else out
         a, b = arrays(a, b, (c, out))
-        frozen = frozen_components(self.config, layouts, self._joined)
+        frozen = frozen_components(self._compiled.problem.given, layouts, self._joined)
         if not frozen:
             return self._call(brought, a, b, c, out, stream)
         if self._device < 0:

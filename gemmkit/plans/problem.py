@@ -23,6 +23,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ArrayLayout, ColMajor, Discarded, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
 from gemmkit.layouts.base import check_dimensions, leading
 from gemmkit.layouts.matrices import CallSizes
+from gemmkit.layouts.quantised import QuantisedTranspose
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import ArrayInfo, are_the_same, steps_of
 from gemmkit.runtime.arrays import (
@@ -387,10 +388,17 @@ class Call:
         """The field in which the caller gave what ``config`` has in ``field``."""
         return with_swap_ab(field) if self.swap_ab else field
 
+    def given(self, field: str) -> Any:
+        """The component that the caller gave in a field."""
+        found = getattr(self.config, self.given_as(field))
+        return found.layout if isinstance(found, QuantisedTranspose) else found
+
     @cached_property
     def held(self) -> list[tuple[str, CapturedArray]]:
         """`held_by` the configuration, by the fields in which the caller gave it."""
-        return [(self.given_as(field), held) for field, held in held_by(self.config)]
+        if self.swap_ab and not self.config.holds_nothing:
+            return held_by({self.given_as(field): value for field, value in field_values(self.config).items()})
+        return held_by(self.config)
 
     @property
     def products(self) -> int:

@@ -134,6 +134,9 @@ def opaque(view: Any) -> Any:
 # |---|---|---|---|
 # | 4 | 4 | 2 | 4 LOP3, 1 SHF, 4 HADD2 or HFMA2, 4 HMUL2: 1.6 a weight |
 # | 2 | 8 | 5 | 8, 1, 8, 8: 1.6 a weight |
+#
+# An A of wgmma has neighbours (q_2t, q_2t+1) in a register: the two integers of 4 bits in a byte. PRMT puts that byte below
+# the upper bytes of 1024 twice, and one mask leaves 1024 + q and 1024 + 16 q': 4 instructions for two weights.
 
 MANTISSA, THOUSAND = 10, 0x64006400    # bits; 1024 in both halves
 
@@ -216,6 +219,55 @@ def dequantise_word(bits: int, word: int, zeros: tuple, scale: int) -> tuple:
     factor = np.array([scale], np.uint32).view(np.float16)[0].astype(np.float32)
     with np.errstate(all="ignore"):
         values = ((integers.astype(np.float32) - zero) * factor).astype(np.float16)
+    return tuple(values.view(np.uint32).reshape(-1))
+
+
+#: What PRMT makes of a byte: copies in the first and third place, each below the upper byte of 1024 as float16.
+SPREAD, PLACES_OF_FOUR = 0x5050, 0xFFF0FF0F
+
+
+def _type_dequantise_bytes(context: TypingContext, words: types.Type, byte: types.Type, zeros: types.Type,
+                           scales: types.Type) -> Any:
+    is_known = (isinstance(words, types.UniTuple) and isinstance(scales, types.UniTuple) and isinstance(byte, types.Integer)
+                and words.dtype == scales.dtype == types.uint32
+                and zeros == types.UniTuple(types.UniTuple(types.uint32, _together(4)), scales.count))
+    if not is_known:
+        return None
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        select = b.or_(b.mul(c.cast(b, v[1], byte, types.uint32), i32(0x0101)), i32(SPREAD))
+        lower, upper = (int(np.float16(value).view(np.uint16)) for value in (1, 2.0**-4))
+        out = []
+        for n in range(words.count):
+            zero = b.extract_value(v[2], n % scales.count)
+            zero = b.or_(b.and_(b.extract_value(zero, 0), i32(0xFFFF)), b.and_(b.extract_value(zero, 1), i32(0xFFFF0000)))
+            text = f"{{ .reg .b32 x; prmt.b32 x, $1, {THOUSAND}, $2; and.b32 $0, x, {PLACES_OF_FOUR}; }}"
+            number = assembly(b, text, [i32], [b.extract_value(v[0], n), select], pure=True)[0]
+            places = i32(upper << 16 | lower)
+            number = assembly(b, "fma.rn.f16x2 $0, $1, $2, $3;", [i32], [number, places, zero], pure=True)[0]
+            out.append(assembly(b, "mul.rn.f16x2 $0, $1, $2;", [i32], [number, b.extract_value(v[3], n % scales.count)],
+                                pure=True)[0])
+        return c.make_tuple(b, words, out)
+
+    return signature(words, words, byte, zeros, scales), codegen
+
+
+@atom(_type_dequantise_bytes)
+def dequantise_bytes(words: tuple, byte: int, zeros: tuple, scales: tuple) -> tuple:
+    """The two integers of 4 bits in a byte (0 to 3) of each word as float16, (q - zero) * scale, the lower one in the lower
+    half. Word n has scale n % len(scales), which is in both halves, and the zero point of that number as `zero_words`.
+
+    >>> words = dequantise_bytes((np.uint32(0x00009800),), 1, (zero_words(4, 8),), (np.uint32(0x40004000),))
+    >>> np.array(words, np.uint32).view(np.float16).tolist()
+    [0.0, 2.0]
+    """
+    integers = np.array(words, np.uint32) >> np.uint32(8 * int(byte)) & np.uint32(0xFF)
+    pairs = np.stack([integers & 15, integers >> 4], axis=1).astype(np.float32)
+    of = np.arange(len(words)) % len(scales)
+    zero = -np.array([zero[0] for zero in zeros], np.uint32).view(np.float16)[::2].astype(np.float32) - 1024
+    factor = np.array(scales, np.uint32).view(np.float16)[::2].astype(np.float32)
+    with np.errstate(all="ignore"):
+        values = ((pairs - zero[of, None]) * factor[of, None]).astype(np.float16)
     return tuple(values.view(np.uint32).reshape(-1))
 
 

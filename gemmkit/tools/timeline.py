@@ -194,7 +194,7 @@ REASONS = {
                  "gemmkit/tuning/candidates.py"),
     "hopper": ("16-bit floats on Hopper: the least modelled time among the mappings of its tensor cores (wgmma, TMA)",
                "gemmkit/tuning/sm90.py"),
-    "swap_ab": ("the transpose D^T = B^T A^T is computed: A has few rows, or B would have to be rewritten",
+    "swap_ab": ("the transpose D^T = B^T A^T is computed: A has few rows, or B has to be rewritten or dequantised",
                 "gemmkit/tuning/choose.py"),
     "batch_invariant": ("mapping='batch_invariant': all of K in one share, by the instruction of batches of every size",
                         "gemmkit/tuning/choose.py"),

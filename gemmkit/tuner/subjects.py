@@ -226,9 +226,8 @@ class TunedProduct(Called):
         return 0 in (self.call.M, self.call.N, self.call.products)
 
     def candidates(self) -> Sequence[Candidate]:
-        call, config = self.call, self.call.config
-        a, b = (config.global_b_layout, config.global_a_layout) if call.swap_ab else (
-            config.global_a_layout, config.global_b_layout)
+        call = self.call
+        a, b = call.given("global_a_layout"), call.given("global_b_layout")
         return candidates(a, b, _operator(self._keywords, call), (call.M, call.N, call.K), call.device, call.products,
                           (call.a, call.b))
 

@@ -25,6 +25,7 @@ import numpy as np
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.quantised import parts_of, refusal
+from gemmkit.kernels.sm90.dequantised import shares_scales
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
@@ -32,11 +33,12 @@ from gemmkit.operators.algebra import units
 from gemmkit.operators.quantised import BF16, F16, QuantisedMMAOp
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo, alignment
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import simt, sm80, sm90, tables
-from gemmkit.tuning.model import CLOCK, LINE, Asked, Infos, Proposal, Sizes, by_workspace
+from gemmkit.tuning.model import CLOCK, LINE, Asked, Infos, Proposal, Sizes, by_workspace, fastest
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 from gemmkit.tuning.sm80 import copied, of_half
 from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, RowAlignment, can_share, is_unaligned, is_untouched
@@ -489,6 +491,7 @@ def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
 # | 64 | 12.6 | 11.4 | 0.91 | |
 # | 256 | 33.1 | 17.0 | 0.51 | 238 |
 
+LEAST_ROWS = 33                        # of A, from which on Hopper's kernel is faster
 ROWS, COLUMNS = 8, 32                  # of an operation
 FEW, SOME = 16, 64                     # rows of A: mappings differ
 VECTOR = 16                            # bytes at whose multiples rows must begin for loads of that many
@@ -509,6 +512,28 @@ def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None
     return QuantisedMMAOp(packed[0].bits, a.dtype), _quantised_mapping(M, N, K, is_large, part, device)
+
+
+def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
+    """The fields of the transposed product's mapping where Hopper's kernel dequantises B on the way to wgmma; None for what
+    stays with `propose_quantised`."""
+    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
+    of_a, of_b, d = infos["a"], infos["b"], asked.layouts["d"]
+    if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
+        return None
+    if of_a is None or of_b is None or b.bits != 4 or M < LEAST_ROWS or 0 in (N, K) or not _is_alone(infos, fields):
+        return None
+    if d is not None and not (isinstance(d, Plain) and d.axis == 1):
+        return None
+    b.check(of_b, K, N, "b")
+    held = (b.scales, b.zeros) if b.has_zeros else (b.scales,)
+    if why_not(of_a, 1) or why_not(of_b, 1) or any(why_not(describe(one), 1) for one in held):
+        return None
+    listed = tuple(one for one in sm90.DEQUANTISED if shares_scales(b.group, one.depth // 2))
+    if not listed:
+        return None
+    mapping = fastest((N, M, K), device, mappings=listed)
+    return dict(mapping.fields, kernel="warp_specialised", operator=WGMMAOp(mapping.N, dtype=a.dtype))
 
 
 def _is_alone(infos: Infos, fields: dict[str, Any]) -> bool:

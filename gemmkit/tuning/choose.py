@@ -45,7 +45,8 @@ from gemmkit.kernels.config import (
 from gemmkit.kernels.spec import FAMILIES, rule
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import when_forgetting
-from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Plain, RowMajor, Zero
+from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, GroupQuantised, Plain, RowMajor, Zero
+from gemmkit.layouts.quantised import QuantisedTranspose
 from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
 from gemmkit.operators.algebra import units
 from gemmkit.runtime.arrays import ArrayInfo, flipped
@@ -373,11 +374,13 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
     with them (`gemmkit.plans.adapters`); with any other component a product is computed as it is.
     """
     given, layouts, infos = asked.fields, asked.layouts, asked.infos
-    if device.arch[0] != 9 or asked.is_stack or not _sees_elements(given) or not _suit_tma(infos, layouts):
+    if device.arch[0] != 9 or asked.is_stack or not _sees_elements(given) or asked.sums.widens:
         return None
-    if asked.sums.widens:
-        return None
-    mapping = _of_few_rows(asked, device) if set(given) <= {"epilogue"} else None
+    mapping = candidates.propose_dequantised(asked, device) if isinstance(layouts["b"], GroupQuantised) else None
+    if mapping is None:
+        if not _suit_tma(infos, layouts):
+            return None
+        mapping = _of_few_rows(asked, device) if set(given) <= {"epilogue"} else None
     if mapping is None and not _is_rewritten(asked):
         return None
     M, N, K = asked.sizes
@@ -393,8 +396,10 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
     return dataclasses.replace(swapped, fields={**(mapping or {}), **swapped.fields})
 
 
-def _transposed(layout: ArrayLayout | None) -> Plain | None:
-    """The layout of a plain matrix's transpose."""
+def _transposed(layout: ArrayLayout | None) -> ArrayLayout | None:
+    """The layout of the transpose of a plain matrix, or of packed weights."""
+    if isinstance(layout, GroupQuantised):
+        return QuantisedTranspose(layout)
     return (ColMajor, RowMajor)[1 - layout.axis](layout.dtype) if isinstance(layout, Plain) else None
 
 

@@ -111,6 +111,8 @@ TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert())
 UNALIGNED = mappings_of(tables.UNALIGNED)
 PROMOTED = mappings_of(tables.PROMOTED)
 SCALED = mappings_of(tables.SCALED)
+DEQUANTISED = tuple(one for *row, depth, most in tables.DEQUANTISED for splits in (1, *tables.SHARES) if splits <= most
+                    for one in mappings_of([tuple(row)], depth=depth, splits=splits))
 
 
 @plain_dataclass(frozen=True, eq=False)

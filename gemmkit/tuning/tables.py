@@ -161,6 +161,19 @@ SCALED = (
     (64, 128, "cooperative", 4, (1, 1), 450, 3000, 0),
     (64, 64, "cooperative", 4, (1, 1), 330, 2500, 0),
 )
+# Weights of 4 bits that consumers dequantise (swap-AB: M counts columns of B, N rows of A). Behind the cycles stand the
+# bytes along K of a stage's 16-bit elements, and into how many shares blocks of a cluster may divide K. A k-tile takes the
+# more of wgmma's cycles and of those of the instructions (30 a warp, for a k-block of a fragment). None is fitted to times
+# yet.
+DEQUANTISED = (
+    (128, 256, "cooperative", 8, (2, 1), 1100, 4000, 0, 128, 1),
+    (256, 128, "cooperative", 8, (1, 1), 1100, 4000, 0, 128, 1),
+    (192, 128, "cooperative", 12, (1, 1), 850, 4000, 0, 128, 4),
+    (128, 128, "cooperative", 8, (1, 1), 600, 4000, 0, 128, 4),
+    (192, 64, "cooperative", 12, (1, 1), 480, 4000, 0, 256, 4),
+    (128, 64, "cooperative", 8, (1, 1), 330, 4000, 0, 256, 8),
+    (64, 64, "cooperative", 4, (1, 1), 250, 4000, 0, 256, 4),
+)
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
 EXTRA = (
     (256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),

@@ -29,6 +29,7 @@ from gemmkit.kernels.collectives.pipeline import (
 from gemmkit.kernels.collectives.scheduler import Cluster, Persistent, TileScheduler
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.sm90.cross_lane import Fragments
+from gemmkit.kernels.sm90.dequantised import DequantisingMainloop, QuantisedTma, quantised_tile
 from gemmkit.kernels.sm90.epilogue_load import PrefetchedStore, with_ahead
 from gemmkit.kernels.sm90.exchange import (
     COLUMNS,
@@ -492,8 +493,9 @@ def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: OperandArrays) -> tup
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer,
-    InterleavedTma: TmaProducer, PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
-    Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer, StagedRoute: StagedProducer}
+    InterleavedTma: TmaProducer, QuantisedTma: TmaProducer, PartRewrite: RewriteProducer, Rewrite: RewriteProducer,
+    Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer,
+    StagedRoute: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
@@ -552,8 +554,8 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
-    spec = (_with_a_deinterleaved(spec, *requests) or _with_mn_major_a(spec, *requests)
-            or _with_a_transformed(_with_routes(spec, *requests)))
+    spec = (_with_a_dequantised(spec, *requests) or _with_a_deinterleaved(spec, *requests)
+            or _with_mn_major_a(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests)))
     if arrays is not None:
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
                 for operand, info in ((spec.a, arrays.a), (spec.b, arrays.b)))
@@ -604,6 +606,18 @@ def _fits(spec: Sm90Spec) -> bool:
     split = [operand for operand in (spec.a, spec.b) if isinstance(operand.route, Deinterleave)]
     warps = spec.producer_warps // max(1, len(split))
     return all(0 < dataclasses.replace(operand, warps=warps).staged_words <= spec.most_staged for operand in split)
+
+
+def _with_a_dequantised(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
+    """Packed weights as A, which consumers dequantise; None where they cannot."""
+    tile = quantised_tile(spec)
+    if tile is None:
+        return None
+    of_a = dataclasses.replace(a, operand=dataclasses.replace(spec.a, shared=tile))
+    if QuantisedTma.refuses(of_a) or Tma.refuses(b):
+        return None
+    of_b = dataclasses.replace(b, operand=dataclasses.replace(spec.b, offset=pattern_of(of_a.operand.nbytes)))
+    return dataclasses.replace(spec, a=_sent(of_a, QuantisedTma), b=_sent(of_b, Tma), mainloop=DequantisingMainloop.of(spec))
 
 
 def _with_a_deinterleaved(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:

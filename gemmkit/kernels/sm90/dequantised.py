@@ -1,0 +1,266 @@
+"""Weights of 4 bits as A of `warp_specialised`: TMA brings words and scales, consumers dequantise them on the way to wgmma.
+
+The product is D^T = W^T x^T (swap-AB): W's columns are the rows of a tile, x's rows its columns. A stage has W's words as
+they lie in global memory (`gemmkit.layouts.quantised.QuantisedTile`), and x's tile as tensor cores read it.
+
+A fragment of A is 64 rows by 16 along K. Lane (g, t) = (lane / 4, lane % 4) of a warp has rows g and g + 8 of its 16, and
+of each the elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 along K: byte t of the row's two words. So the four lanes of a row
+load the same words, and each takes its byte. No element changes lanes, and the words' order is that of
+`gemmkit.kernels.quantised`.
+
+The dequantised elements are those of `gemmkit.kernels.quantised`: rounded to float16, then to bfloat16 if x is bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.kernels.collectives.operand import Operand
+from gemmkit.kernels.collectives.scheduler import KTile, Slot, Work
+from gemmkit.kernels.sm90.mainloop import SharedMainloop, WgmmaMainloop, choose_next, descriptor_b, nothing, release_last
+from gemmkit.kernels.sm90.routes import StageFill, Tma, TmaCopy, prefetch_part
+from gemmkit.lang.component_products import StackShape
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, each, fold, generate
+from gemmkit.layouts.quantised import QuantisedTile, QuantisedTranspose
+from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.ptx.memory import load_shared, shared
+from gemmkit.ptx.registers import as_bfloat16, dequantise_bytes, zero_words
+from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.tma import tma_load
+from gemmkit.ptx.wgmma import advance, settle, wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.sm90.family import Sm90Spec
+    from gemmkit.kernels.sm90.routes import Request
+
+BYTES, WORDS, HALVES = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint16)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+STEP = 16                              # elements along K of a wgmma
+FRAGMENT = 4                           # words that a lane has of a fragment
+NARROW = 64                            # columns of a tile whose wgmmas are short
+PORTIONS = 4                           # of a stage, at least: with fewer, wgmmas wait for each other
+THREADS = 512                          # of a block, at most
+
+
+def quantised_tile(spec: Sm90Spec) -> QuantisedTile | None:
+    """How the kernel has its A in words; None where it cannot dequantise on the way to wgmma."""
+    layout, block, operator = spec.a.layout, spec.block.size, spec.operator
+    if not isinstance(layout, QuantisedTranspose) or layout.layout.bits != 4 or type(operator) is not WGMMAOp:
+        return None
+    group = layout.layout.group
+    is_alone = spec.a.to_shared.is_identity and spec.condition.is_always and spec.cluster.n == 1
+    has_registers = not spec.is_squeezed and not operator.sums_in_words and spec.threads <= THREADS
+    are_portions = shares_scales(group, block.K) and block.K >= PORTIONS * STEP
+    if not (is_alone and has_registers and are_portions and isinstance(spec.mainloop, SharedMainloop)):
+        return None
+    return QuantisedTile(block.M, block.K, group, layout.layout.has_zeros)
+
+
+def shares_scales(group: int, depth: int) -> bool:
+    """Whether a k-block has one scale a row, and a stage of ``depth`` along K begins with a group or lies in one."""
+    return group % STEP == 0 and (group % depth == 0 or depth % group == 0)
+
+
+# -- from global to shared memory -------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class QuantisedTma(Tma):
+    """TMA brings the words, and of each group of rows the scales and zero points, by tensor maps of their own."""
+
+    @classmethod
+    def of(cls, request: Request) -> QuantisedTma:
+        tile: Any = request.operand.shared
+        return cls(TmaCopy(tile.rows, tile.lines, 1, 0, 0, 0, 0, 0, False, False, 1, 0, 0))
+
+    @classmethod
+    def refuses(cls, request: Request) -> str | None:
+        tile, layout = request.operand.shared, request.operand.layout
+        if not isinstance(tile, QuantisedTile) or not isinstance(layout, QuantisedTranspose):
+            return "its tile is none of words"
+        return request.why_no_tma(0) or next((why for _, info in _beside(layout) if (why := why_not(info, 1))), None)
+
+    def other_arrays(self, operand: Operand) -> list[tuple[tuple[str, ...], ArrayInfo]]:
+        return [(("layout", "layout", name), info) for name, info in _beside(operand.layout)]
+
+    def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
+        tile: Any = operand.shared
+        if info.dtype == WORDS:
+            return 0, TensorMapSpec(info.dtype, (tile.rows, tile.lines))
+        return 1, TensorMapSpec(info.dtype, (tile.rows, tile.groups))
+
+    def prefetch(self, tensor_map: Any) -> None:
+        each(prefetch_part, tensor_map)
+
+    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
+        each(start_lines, tensor_map, spec, operand, StageFill(slot, at, barrier))
+
+
+def _beside(layout: QuantisedTranspose) -> list[tuple[str, ArrayInfo]]:
+    """The arrays beside the words, by their names in a `GroupQuantised`."""
+    names = ("scales", "zeros") if layout.layout.has_zeros else ("scales",)
+    return [(name, describe(getattr(layout.layout, name), name)) for name in names]
+
+
+def start_lines(tensor_map: Any, n: int, spec: Any, operand: Any, fill: StageFill) -> None:
+    """The copy of a tile's words (0), of its scales (1) or of its zero points (2)."""
+    tile, stage = operand.shared, fill.slot.stage
+    tma_load(tensor_map, (fill.at.m, udiv(fill.at.k, tile.spans[n])), shared(BYTES, operand.offset),
+             stage * spec.stage_bytes + tile.begins[n], fill.barrier, stage)
+
+
+# -- from shared memory to tensor cores -------------------------------------------------------------------------------
+
+class HeldStage(NamedTuple):
+    """A lane's part of a stage in registers, by fragments: its words, k-block by k-block; and for each group of rows along K
+    the scales and zero points of its two rows."""
+
+    words: Any
+    scales: Any
+    zeros: Any
+
+
+@dataclass(frozen=True)
+class DequantisingMainloop(WgmmaMainloop):
+    """``portions`` groups of wgmmas a stage, of ``steps`` k-blocks each. While two are on their way, the registers of the
+    next are filled. A lane has all words of a stage, so that no load stands between two portions."""
+
+    portions: int
+    steps: int
+    is_bfloat16: bool
+    readers_are_warps = True
+
+    @classmethod
+    def of(cls, spec: Any) -> DequantisingMainloop:
+        """Short wgmmas go in pairs: fences and waits are then fewer."""
+        steps = spec.block.size.K // STEP
+        together = 2 if spec.block.size.N <= NARROW and steps % 2 == 0 and steps >= 2 * PORTIONS else 1
+        return cls(steps // together, together, spec.operator.dtype == BF16)
+
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
+        sums, b = nothing(spec), descriptor_b(spec)
+        if steps > 0:                                  # around the waits, too: or ptxas makes each wgmma wait for the last
+            previous = slot.stage
+            spec.pipeline.wait(slot)
+            held = hold_stage(spec, group, slot.stage)
+            fragments = dequantised_portion(spec, held, 0)
+            for step in range(steps):
+                after = spec.pipeline.advance(slot)
+                ahead = choose_next(step + 1 < steps, after, slot)
+                sums = start_portion(sums, spec, fragments, b, slot.stage, 0, min(step, 1))
+                fragments = dequantised_portion(spec, held, 1)
+                sums = wgmma_wait(1, sums)
+                release_last(spec, previous, step)
+                sums, fragments = fold(self.portions - 2, add_portion, (sums, fragments), spec, held, b, slot.stage)
+                sums = start_portion(sums, spec, fragments, b, slot.stage, self.portions - 1, 1)
+                spec.pipeline.wait(ahead)
+                held = hold_stage(spec, group, ahead.stage)
+                fragments = dequantised_portion(spec, held, 0)
+                sums = wgmma_wait(1, sums)
+                previous = slot.stage
+                slot = after
+            sums = wgmma_wait(0, sums)
+            spec.pipeline.release(previous)
+        return sums, slot
+
+
+def add_portion(state: tuple, n: int, spec: Any, held: HeldStage, b: int, stage: int) -> tuple:
+    """Start portion ``n + 1``; while it and the one before are on their way, the next one is dequantised."""
+    sums = start_portion(state[0], spec, state[1], b, stage, n + 1, 1)
+    fragments = dequantised_portion(spec, held, n + 2)
+    return wgmma_wait(1, sums), fragments
+
+
+def start_portion(sums: tuple, spec: Any, fragments: tuple, b: int, stage: int, portion: int, accumulate: int) -> tuple:
+    """Start the products of a portion, as a group; ``accumulate`` 0: in place of ``sums``."""
+    fragments = apply(settle_step, fragments)
+    wgmma_fence()
+    first = spec.mainloop.steps * portion
+    b = advance(b, stage * spec.stage_bytes)
+    sums = spec.operator.multiply_fragments(sums, fragments[0], b, spec.b.shared, spec.block, first, accumulate)
+    sums = fold(spec.mainloop.steps - 1, multiply_step, sums, spec, fragments, b, first)
+    wgmma_commit()
+    return sums
+
+
+def settle_step(fragments: tuple, n: int) -> tuple:
+    return apply(settle_fragment, fragments)
+
+
+def settle_fragment(fragment: tuple, m: int) -> tuple:
+    return settle(fragment)
+
+
+def multiply_step(sums: tuple, n: int, spec: Any, fragments: tuple, b: int, first: int) -> tuple:
+    return spec.operator.multiply_fragments(sums, fragments[n + 1], b, spec.b.shared, spec.block, first + n + 1, 1)
+
+
+# -- a stage's words and scales ---------------------------------------------------------------------------------------
+
+def hold_stage(spec: Any, group: int, stage: int) -> HeldStage:
+    row = group * spec.first_rows + udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
+    begin = stage * spec.stage_bytes
+    factors = 2 * spec.a.shared.groups
+    return HeldStage(generate(spec.fragments_m, words_of_fragment, spec, row, begin),
+                     generate(spec.fragments_m, of_fragment, scale_of, factors, spec, row, begin),
+                     generate(spec.fragments_m, of_fragment, zero_of, factors, spec, row, begin))
+
+
+def words_of_fragment(m: int, spec: Any, row: int, begin: int) -> tuple:
+    return generate(FRAGMENT * spec.mainloop.portions * spec.mainloop.steps, word_of, spec, row + 64 * m, begin)
+
+
+def word_of(n: int, spec: Any, row: int, begin: int) -> Any:
+    """Of k-block n / 4, in the order of a fragment's registers: rows g and g + 8, of eight elements along K and the next."""
+    line, row_ahead = 2 * (n // FRAGMENT) + n % FRAGMENT // 2, 8 * (n % 2)
+    return load_shared(shared(WORDS, spec.a.offset), udiv(begin, 4) + row, line * spec.a.shared.rows + row_ahead, 1)[0]
+
+
+def of_fragment(m: int, factor: Any, count: int, spec: Any, row: int, begin: int) -> tuple:
+    return generate(count, factor, spec, row + 64 * m, begin)
+
+
+def scale_of(n: int, spec: Any, row: int, begin: int) -> Any:
+    """Of group n / 2: the scale of row g or g + 8, in both halves of a word."""
+    tile = spec.a.shared
+    scale = load_shared(shared(HALVES, spec.a.offset + tile.begins[1]), udiv(begin, 2) + row,
+                        n // 2 * tile.rows + 8 * (n % 2), 1)[0]
+    return np.uint32(scale) * np.uint32(0x10001)
+
+
+def zero_of(n: int, spec: Any, row: int, begin: int) -> tuple:
+    """What takes away the zero point of row g or g + 8 in group n / 2."""
+    tile = spec.a.shared
+    if tile.has_zeros:
+        zero: Any = load_shared(shared(BYTES, spec.a.offset + tile.begins[2]), begin + row,
+                                n // 2 * tile.rows + 8 * (n % 2), 1)[0]
+        return zero_words(4, zero)
+    return zero_words(4, spec.a.layout.layout.middle)
+
+
+# -- dequantisation ---------------------------------------------------------------------------------------------------
+
+def dequantised_portion(spec: Any, held: HeldStage, portion: int) -> tuple:
+    """The fragments of a portion, k-block by k-block."""
+    return generate(spec.mainloop.steps, dequantised_step, spec, held, portion * spec.mainloop.steps)
+
+
+def dequantised_step(n: int, spec: Any, held: HeldStage, first: int) -> tuple:
+    return generate(spec.fragments_m, dequantised_fragment, spec, held, first + n)
+
+
+def dequantised_fragment(m: int, spec: Any, held: HeldStage, step: int) -> tuple:
+    factor = 2 * (step * STEP // spec.a.shared.group % spec.a.shared.groups)
+    words = generate(FRAGMENT, part_of, held.words[m], FRAGMENT * step)
+    found = dequantise_bytes(words, lane_index() % 4, generate(2, part_of, held.zeros[m], factor),
+                             generate(2, part_of, held.scales[m], factor))
+    return as_bfloat16(found) if spec.mainloop.is_bfloat16 else found
+
+
+def part_of(n: int, values: tuple, first: int) -> Any:
+    return values[first + n]
