@@ -87,7 +87,7 @@ class Peer(Protocol):
         """A NumPy array's numbers; whole ones as int32, truths as they are."""
 
     def as_numpy(self, array: Array) -> Any:
-        """The array on the host, in float64."""
+        """The array on the host, in float64 or complex128."""
 
     def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
         """A function of q, k and v that computes a `bench.experiments.attention.Attention`."""
@@ -248,7 +248,7 @@ class TorchPeers(Torch):
         return self.torch.tensor(numbers, dtype=kind, device="cuda")
 
     def as_numpy(self, array: Array) -> Any:
-        return array.double().cpu().numpy()
+        return array.to(self.torch.complex128 if array.is_complex() else self.torch.float64).cpu().numpy()
 
     def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
         return torch_attention.by_cudnn(case) if case.by_cudnn else torch_attention.by_flex(case)

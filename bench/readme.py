@@ -93,7 +93,7 @@ LIBRARIES = (
     Line("fp8 with scales of 128 and of 128 x 128, against `_scaled_mm`", "scaled", "scaled", is_work("blocks")),
     Line("float32 (no tf32), 512 to 8192", "multistage", "float32"),
     Line("float64, 512 to 8192", "multistage", "float64"),
-    Line("float64 by int8 products (`precision=\"ozaki\"`), 2048 to 16384", "ozaki", "ozaki"),
+    Line("products by int8 (`precision=\"ozaki\"`), float32 and float64, 1024 to 16384", "ozaki", "ozaki"),
     Line("complex64, 1024 to 4096", "multistage", "complex", is_dtype("f32")),
     Line("complex128, 1024 to 4096", "multistage", "complex", is_dtype("f64")),
     Line("f16, 1 to 32 rows, as weights lie", "decode", "skinny"),
