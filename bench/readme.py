@@ -144,7 +144,7 @@ LIBRARIES = (
     Line("models after `accelerate`, in graphs or compiled, against PyTorch's best", "models", "models",
          lambda row: not row["work"].endswith(", eager")),
     Line("models after `accelerate`, eager", "models", "models", lambda row: row["work"].endswith(", eager")),
-    Line("host time of a call, against the library's", "host", "host", is_work("plan (", "matmul (")),
+    Line("host time of a call, against the library's", "host", "host", is_work("plan (", "matmul (", "matmul, in turn")),
     Line("host time of functions and layers, against PyTorch", "host", "host",
          is_work("attention", "softmax", "rmsnorm", "bias", "einsum", "torch.")),
     Line("host time of a program's call, against PyTorch's attention", "host", "host",
