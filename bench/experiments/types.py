@@ -24,7 +24,8 @@ LONG = (
 )  # fmt: skip
 OZAKI_SIZES = {2048: (None, None), 4096: (1.3, 1.4), 8192: (1.6, 1.75), 16384: (1.75, 1.9)}         # bar and aim
 #: By the kind of the parts: the name, bar and aim, the sizes.
-OZAKI_COMPLEX = {"f32": ("complex64", (1.2, 2.0), (1024, 2048, 4096, 8192)), "f64": ("complex128", (2.0, 2.5), (2048, 4096, 8192))}
+OZAKI_COMPLEX = {"f32": ("complex64", (1.2, 2.0), (1024, 2048, 4096, 8192)),
+                 "f64": ("complex128", (2.0, 2.5), (2048, 4096, 8192))}
 OZAKI_FLOAT32 = (1024, 2048, 4096, 8192)
 #: log2 of the bounds of docs/how_to/float64_by_int8.md, by √K of real numbers and by √(2 K) of complex ones.
 OZAKI_ERRORS = {("f32", False): -26.3, ("f64", False): -53.5, ("f32", True): -25.6, ("f64", True): -54.0}
@@ -118,9 +119,9 @@ def error_by_norms(lib: Lib, a: Any, b: Any, out: Any, wide: type) -> float:
 
 def ozaki() -> Iterator[Ozaki | OzakiComplex]:
     """Squares of complex numbers and of float32; of float64 with as many moduli as are about as exact, and one more."""
-    for kind, (name, (bar, aim), sizes) in OZAKI_COMPLEX.items():
+    for kind, (name, (least, wanted), sizes) in OZAKI_COMPLEX.items():
         for size in sizes:
-            yield OzakiComplex("ozaki", name, kind, size, size, size, bar=bar, aim=aim)
+            yield OzakiComplex("ozaki", name, kind, size, size, size, bar=least, aim=wanted)
     for size in OZAKI_FLOAT32:
         yield Ozaki("ozaki", "7 moduli", "f32", size, size, size, moduli=7)
     for size, (bar, aim) in OZAKI_SIZES.items():
