@@ -128,7 +128,7 @@ class Host:
         return numbers.astype({"i": np.int32, "u": np.int32, "b": np.bool_}.get(numbers.dtype.kind, np.float32))
 
     def as_numpy(self, array: np.ndarray) -> np.ndarray:
-        return array.astype(np.float64)
+        return array.astype(np.result_type(array.dtype, np.float64))
 
     def attention(self, case: Any) -> Callable[..., np.ndarray]:
         """As `case.expected` has it: head by head."""
