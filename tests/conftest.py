@@ -121,7 +121,7 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     return out
 
 
-#: Where cases emulate or compile kernels: a sample has a sixth of what `sample(n)` says, a third of what `kin(n)` says, and a third of
+#: Where cases emulate or compile kernels: a sample has a sixth of what `sample(n)` says, a fifth of what `kin(n)` says, and a third of
 #: the cases of other functions, so that `make test` takes five minutes of two cores. (`sample(1)` keeps all.)
 SLOW = tuple(f"tests/{name}" for name in (
     "blas/", "components/", "conformance/test_experiments", "distributed/", "epilogues/", "functions/", "kernels/", "lang/", "layouts/",
@@ -155,7 +155,7 @@ def _kin_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
         mark: Any = item.get_closest_marker("kin")
         if mark and not item.get_closest_marker("gpu") and not item.get_closest_marker("thorough"):
             module, _, function = item.nodeid.partition("[")[0].partition("::")
-            every = 3 * mark.args[0] if module.startswith(SLOW) else mark.args[0]
+            every = 5 * mark.args[0] if module.startswith(SLOW) else mark.args[0]
             modules.setdefault((module, every), {}).setdefault(function, []).append(item)
     return [item for (module, every), functions in modules.items() for n, cases in enumerate(functions.values())
             if n % every != zlib.crc32(module.encode()) % min(every, len(functions)) for item in cases]

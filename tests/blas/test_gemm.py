@@ -334,7 +334,7 @@ ALPHA, BETA = np.array([1, -2, 3, 0], F32), np.array([0, 1, 2, -1], F32)
 
 
 @pytest.mark.sample(8)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("kind", ["tuple", "memory", "beta 0", "beta 0 in memory", "real in memory"])
@@ -385,7 +385,7 @@ def test_dual_factors(machine: Any, in_memory: bool, rng: np.random.Generator) -
 
 
 @pytest.mark.sample(8)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("trans", [(a, b) for a in range(3) for b in range(3)], ids=str)
 def test_the_constants_of_cublas(machine: Any, trans: tuple[int, int], rng: np.random.Generator) -> None:
@@ -463,7 +463,7 @@ def test_a_factor_in_memory_is_read_when_the_kernel_runs() -> None:
 
 
 @pytest.mark.sample(8)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("of_factor", [F32, F16, np.dtype(np.int32)], ids=str)
 def test_a_scale_in_memory(machine: Any, of_factor: Any, rng: np.random.Generator) -> None:

@@ -47,7 +47,7 @@ def compiled(function: Callable[..., Any]) -> ahead.CompiledKernel:
 
 
 @pytest.mark.compile
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("function", "name", "marker", "reason"), [
     (lambda x: x.clipped(0, 1), "<lambda>", "ATTRIBUTE", "Unknown attribute 'clipped' of type float32"),  # ATTRIBUTE
@@ -64,7 +64,7 @@ def test_the_users_line_comes_first(function: Any, name: str, marker: str, reaso
 
 
 @pytest.mark.compile
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_the_same_function_repaired() -> None:
     assert compiled(lambda x: math.exp(x) + 1).usage.stack_bytes == 0
 

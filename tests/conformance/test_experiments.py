@@ -160,7 +160,7 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
     assert row["ratio"] == pytest.approx(1.25 * (case.products if case.group == "algebras" else 1))
     assert row["error"] < max(2e-3, case.tolerance) and row["peer_error"] < max(1e-3, case.tolerance / 4)
-    assert row["mapping"] or case.group in ("rows", "mlp") or isinstance(case, (attention.Attention, specs.Scheduled))
+    assert row["mapping"] or case.mapping or case.group in ("rows", "mlp", "programs") or isinstance(case, (attention.Attention, specs.Scheduled))
     assert (row["group"], row["bar"], row["aim"]) == (case.group, case.bar, case.aim)
     assert row["peer"].startswith({"minplus": "this card's limit", "forced": "this card's rate"}.get(case.group, "NumPy"))
 

@@ -331,7 +331,7 @@ def test_half_sums(machine: Any) -> None:
 # Normalised rows of D as compiled: values of the PTX of both passes, registers, spills, and that wgmmas stay asynchronous.
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -362,7 +362,7 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product(kind: str,
     assert sum(n for name, n in counts.items() if "HGMMA" in name) == sum(n for name, n in plain.items() if "HGMMA" in name)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("N", "tile", "schedule", "blocks"), [(1024, (128, 256), "cooperative", 4), (2048, (128, 256), "cooperative", 8),

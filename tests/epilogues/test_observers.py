@@ -42,7 +42,7 @@ def test_reductions_of_rows(machine: Any, family: str, op: str, a_layout: Any, s
     same(found, expected(op, a.astype("f8"), 1), op)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong", "one-1x2", "two-2x1", "two-2x2"])
@@ -76,7 +76,7 @@ def test_beside_an_epilogue_and_one_of_ones_own(machine: Any, family: str) -> No
     np.testing.assert_array_equal(machine.numpy(found), a.astype("f8") @ weights + 50 * np.arange(35))
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 def test_without_a_configuration(machine: Any) -> None:
     """Hopper's kernel where it applies, without split K; else singlestage. A second call gets its own output."""

@@ -71,7 +71,7 @@ def blocks_of(conf: gk.Config, times: int = 1) -> tuple[tuple[int, int], tuple[i
     return (times * size.M, size.K), (size.K, times * size.N)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("which", ["a", "b", "both"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -116,7 +116,7 @@ def test_rows_without_any_block(machine: Any, family: str, rng: np.random.Genera
     assert not d.any()
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("cluster", [(1, 1), (1, 2)])
 def test_lists_of_several_words(machine: Any, cluster: tuple[int, int], rng: np.random.Generator) -> None:
@@ -198,7 +198,7 @@ def test_as_operands_of_blas(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(c), 2 * at.T @ b + 1)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)

@@ -39,7 +39,7 @@ def test_functions(name: str, rng: np.random.Generator) -> None:
         assert_close(out.tangents[..., n], finite_difference(FUNCTIONS[name], x, directions[..., n]), 1e-7)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("count", [1, 3])
@@ -63,7 +63,7 @@ def test_a_small_network(machine: Any, count: int, rng: np.random.Generator) -> 
         assert_close(machine.numpy(out.tangents[..., k]), expected, 1e-7)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "CC"])
@@ -100,7 +100,7 @@ def test_matmul_with_c_out_and_float16(machine: Any, rng: np.random.Generator) -
     assert_close(machine.numpy(transposed.tangents), tangents, 2e-3)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_seed_gives_the_jacobian(rng: np.random.Generator) -> None:
     """y_i = sum_j A_ij x_j^2: the tangents are the whole Jacobian at once."""
     a, x = random(rng, (6, 4), "f8"), random(rng, (4, 1), "f8")

@@ -89,7 +89,7 @@ def test_scores_that_are_components(machine: Any, session: Any, name: str, qkv: 
     close(machine.numpy(found), reference(*qkv, score=numpy, visible=lambda m, n, h, b: n <= m + 7), slack=slack)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 def test_a_bias_is_a_captured_array(machine: Any, session: Any, qkv: tuple[np.ndarray, ...], rng: np.random.Generator) -> None:
     bias = rng.standard_normal((2, 43, 50)).astype(F16)
@@ -130,7 +130,7 @@ class Prefix(Mask):
         return 0, max(begin + 1, self.length)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 def test_masks_of_the_users(machine: Any, session: Any, qkv: tuple[np.ndarray, ...], rng: np.random.Generator) -> None:
     shown = rng.integers(0, 2, (2, 3, 4)).astype(np.int32)

@@ -29,7 +29,7 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(54)
 @on_machines
 @pytest.mark.parametrize("sizes", [(1, 1), (70, 33), (65, 90)], ids=str)
@@ -47,7 +47,7 @@ def test_head_sizes_and_masks(machine: Any, head_dim: int, dtype: Any, mask: str
     close(machine.numpy(out), reference(q, k, v, visible=shown and shown(keys - queries)), machine.numpy(lse))
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 def test_scores_layouts_and_packed_sequences(machine: Any, rng: np.random.Generator) -> None:
     qkv = draw(rng, (1, 50, 3, 2, 64), F16)

@@ -55,7 +55,7 @@ CASES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.compile
 @pytest.mark.sample(30)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("name", CASES)
 def test_machine_code(name: str) -> None:
     made = CASES[name]()
@@ -73,7 +73,7 @@ def test_machine_code(name: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.sample(30)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_machine_code_by_warps(name: str, arch: tuple[int, int]) -> None:
@@ -123,7 +123,7 @@ CASES_MLP: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.compile
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CASES_MLP)
 def test_machine_code_of_an_mlp(name: str) -> None:
@@ -144,7 +144,7 @@ def test_machine_code_of_an_mlp(name: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(18)
 @pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)
 @pytest.mark.parametrize("widths,order", [([64] * 4, "C"), ([128] * 4, "F"), ([128] * 4, "C"), ([30, 50, 10], "C"), ([64, 64], "F"), ([192] * 4, "C")], ids=str)
@@ -178,7 +178,7 @@ def run(x: np.ndarray, weights: Any, biases: Any, **keywords: Any) -> np.ndarray
 
 
 @pytest.mark.compile
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("widths,dtype,bias", [([32, 64, 64, 32], F16, np.float32), ([64, 64], BF16, BF16), ([30, 50, 20, 10], F16, F16),
@@ -196,7 +196,7 @@ def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.ra
 
 @pytest.mark.compile
 @pytest.mark.sample(3)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_whole_numbers_and_functions(rng: np.random.Generator, without_wgmma: Any) -> None:
     """Two blocks, a function at both ends, whose zero is none."""
     without_wgmma()

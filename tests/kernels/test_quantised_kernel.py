@@ -87,7 +87,7 @@ def test_products(machine: Any, m: int, bits: int, part: int, group: int, symmet
     assert np.array_equal(product(machine, a, b, conf), expected(a, b))
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("bits", "symmetric", "m"), [(4, True, 3), (2, False, 17)])
 def test_products_as_compiled(bits: int, symmetric: bool, m: int, rng: np.random.Generator) -> None:
@@ -292,7 +292,7 @@ def test_other_kernels_refuse_the_operator() -> None:
 
 # -- machine code ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("bits", "rows"), [(4, 1), pytest.param(4, 16, marks=pytest.mark.thorough),
                                              pytest.param(2, 1, marks=pytest.mark.thorough), (4, 64)])

@@ -36,7 +36,7 @@ def test_every_tile_once_on_all_small_grids(order: Order) -> None:
             assert is_permutation(path(order, rows, columns), rows, columns), f"{rows} x {columns}"
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 @given(rows=st.integers(1, 160), columns=st.integers(1, 160))
@@ -49,7 +49,7 @@ def test_every_tile_once_on_long_grids(rows: int, columns: int) -> None:
     assert is_permutation(path(Hilbert(), rows, columns), rows, columns)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @given(rows=st.integers(1, 100), columns=st.integers(1, 100))
 def test_hilbert_goes_to_neighbours(rows: int, columns: int) -> None:
     """Steps to an adjacent tile, but for one that may be diagonal; none at all where both extents are even."""
@@ -120,7 +120,7 @@ def test_hilbert_is_cheap() -> None:
     assert not [name for name in instructions(ptx) if name.startswith(("div", "rem")) or ".f32" in name or ".f64" in name]
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 def test_a_product_in_hilbert_order(machine: Any, rng: np.random.Generator) -> None:
     operator = operators.FPUOp(M=16, N=16)

@@ -46,7 +46,7 @@ def test_what_was_compiled_computes(name: str, dtype: np.dtype, shape: tuple[int
     close(out, expected, dtype, max(F32, dtype, key=lambda d: d.itemsize))
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_arrays_of_functions_are_arguments(rng: np.random.Generator) -> None:
     x, where = rng.permutation(3 * 77).reshape(3, 77).astype(F32), poison((3,), np.int32)
@@ -55,7 +55,7 @@ def test_arrays_of_functions_are_arguments(rng: np.random.Generator) -> None:
     assert (x == 0).sum() >= 3 and np.array_equal(np.take_along_axis(x, where[:, None].astype(int), 1), np.zeros((3, 1)))
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
@@ -73,7 +73,7 @@ def test_what_lies_beside_a_piece_is_loaded_ahead(dtype: np.dtype) -> None:
         assert behind[:at].count("LDG") >= pieces + 2 * min(piece + 2, pieces)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(72)
 @pytest.mark.parametrize("columns", [768, 1024, 4096, 16384, 32768, 65536])

@@ -91,7 +91,7 @@ def test_sliding_windows_by_default_on_the_gpu(dtype: str) -> None:
     assert_close(cupy.asnumpy(gk.matmul(b.T, a.T)).astype("f8"), wanted.T, 2e-3)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_einsum_of_a_view_with_two_unit_strides() -> None:
     """A convolution: windows of windows."""
     x, w = np.arange(60, dtype=np.float32), np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -155,7 +155,7 @@ def test_complex_numbers_begin_where_one_of_their_parts_may(dtype: str) -> None:
     assert_close(out, a @ b + 1, 1e-6)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.usefixtures("ptx_alone")
 def test_the_kernel_of_such_complex_numbers_moves_them_part_by_part() -> None:
     conf = gk.get_config(operator=operators.FPUOp(M=16, N=16, dtype="complex64", accumulator="complex64"),

@@ -36,7 +36,7 @@ def passes(operator: Any, axis: int, rng: np.random.Generator, **fields: Any) ->
     return conflicts(seen.loads), conflicts(seen.stores)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(9)
 @every_operator
 @pytest.mark.parametrize("axis", [0, 1])
@@ -46,7 +46,7 @@ def test_fragments_meet_in_no_bank(operator: MMAOp, axis: int, rng: np.random.Ge
         assert passes(operator, axis, rng)[0] == 0
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("operator", [MMAOp(dtype=F64), MMAOp(M=8, K=4, dtype=F64)], ids=repr)
 @pytest.mark.parametrize("axis", [0, 1])
@@ -54,7 +54,7 @@ def test_results_in_float64_meet_in_no_bank(operator: MMAOp, axis: int, rng: np.
     assert passes(operator, axis, rng) == (0, 0)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("operator", [FPUOp(64, 32, MB=8, NB=4), FPUOp(32, 16, MB=8, NB=4), FPUOp(16, 16)], ids=repr)
 def test_vectors_meet_in_no_bank(operator: FPUOp, rng: np.random.Generator) -> None:
     """Of A by columns and of B by rows, which is how their shared tiles lie by default."""

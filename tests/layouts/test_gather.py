@@ -83,7 +83,7 @@ def test_plans_take_other_indices(machine: Any, rng: np.random.Generator) -> Non
 
 
 @pytest.mark.sample(4)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_no_rows_and_a_chosen_mapping() -> None:
     x, b = np.arange(15, dtype=F32).reshape(3, 5), np.eye(5, dtype=F32)
     with gk.emulate():
@@ -92,7 +92,7 @@ def test_no_rows_and_a_chosen_mapping() -> None:
             assert np.array_equal(d, x[np.array(index, int)])
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,7 +145,7 @@ def test_an_index_that_overlaps_the_result() -> None:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_beside_other_operands(rng: np.random.Generator) -> None:
     """A stack of B, and empty blocks of B."""
     x, index, b = whole(rng, (6, 32), F32), np.int32([5, 0, 5]), whole(rng, (2, 32, 3), F32)
@@ -167,7 +167,7 @@ def places(rng: np.random.Generator, rows: int, of: int) -> np.ndarray:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("odd", [0, 1])
@@ -209,7 +209,7 @@ def test_an_expert(machine: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_a_chosen_mapping_and_no_rows() -> None:
     y, b = np.full((6, 5), np.nan, F32_SCATTERED), np.eye(5, dtype=F32_SCATTERED)
     with gk.emulate():
@@ -231,7 +231,7 @@ def test_an_index_out_of_range_is_a_fault_of_results(family: str, wrong: int) ->
 
 
 @pytest.mark.sample(3)
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_of_results(family: str) -> None:

@@ -336,6 +336,7 @@ def test_pieces_of_k(machine: Any, rng: np.random.Generator, monkeypatch: pytest
         assert np.array_equal(machine.numpy(run(machine.array(a), machine.array(b))), whole)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", MOSTLY_REAL)
 @pytest.mark.parametrize(("of_a", "of_b", "together"), [((2, 1), (2,), 4), ((), (3,), 3), ((3,), (), 2), ((2,), (2,), 1)])

@@ -42,7 +42,7 @@ def test_gemm_at_odd_sizes(drawn: Drawn, cluster: dict[str, int], m: int, n: int
         check(listing.gemm, drawn(m, k), b, empty(m, n), mapping=laid(cluster), seed=m)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("cluster", SHAPES[:3], ids=str)
 def test_other_programs(drawn: Drawn, cluster: dict[str, int]) -> None:
@@ -58,7 +58,7 @@ def test_other_programs(drawn: Drawn, cluster: dict[str, int]) -> None:
               empty(2, 130, dtype=F32), mapping=laid(cluster), seed=6)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("mapping", [
     gk.Mapping({"n": 256, "k": 64}, stages=2, cluster={"m": 2}), gk.Mapping({"n": 192, "k": 128}, warpgroups=2, cluster={"n": 2}),

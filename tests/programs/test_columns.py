@@ -14,7 +14,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.programs import collectives as module
+from gemmkit.programs import sums as module
 from gemmkit.programs.collectives import StagedTile
 from gemmkit.programs.sums import ColumnSums, ColumnValues
 from gemmkit.runtime.device import H100, assumed

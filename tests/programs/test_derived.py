@@ -88,7 +88,7 @@ def test_dual(drawn: Drawn) -> None:
     check(listing.dual, a, b, c, empty(100, 72), gate=lambda x, y: gp.where(x < y, gp.sqrt(x * x), 2.0 / (3.0 + y * y)))
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_two_loops_go_around_one_ring(drawn: Drawn) -> None:
     """So that each has all of the stages; of other blocks, and of stages that are said apart, there are two rings."""
     arrays = [drawn(50, 136), drawn(136, 72, scale=0.1), drawn(50, 200), drawn(200, 72, scale=0.1), drawn(72), empty(50, 72)]
@@ -106,7 +106,7 @@ def test_two_loops_go_around_one_ring(drawn: Drawn) -> None:
     assert large.mapping.blocks["n"] == 256 and large.mapping.stages == 3
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_two_loops_add_to_one_cell(drawn: Drawn) -> None:
     check(listing.lstm, drawn(100, 136), drawn(136, 72, scale=0.1), drawn(100, 40), drawn(40, 72, scale=0.1),
           drawn(72, dtype=F32), empty(100, 72))

@@ -138,7 +138,7 @@ def test_stacks(machine: Any, kernel: str, rng: np.random.Generator) -> None:
     run(machine, of_heads, kernel, [x, w, v, poison((2, 3, 70, 32), F16)], scale=0.5)
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("kernel,warpgroups,stages,width", [
     ("warp_specialised", 1, 2, 128), ("warp_specialised", 1, 5, 128), ("multistage", 1, 2, 128), ("multistage", 1, 5, 128),
@@ -215,7 +215,7 @@ def test_mappings_that_need_rounds_are_refused() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("kernel,width", [("", 128), ("", 256), ("multistage", 128)])
 def test_nothing_spills(kernel: str, width: int) -> None:
     arrays = [np.zeros(shape, F16) for shape in ((256, width), (width, width), (width, width), (width,), (256, width))]

@@ -130,7 +130,7 @@ def test_a_warpgroup_has_twice_as_many_rows(warpgroups: int) -> None:
 
 
 @pytest.mark.parametrize("dtype, out", [(BF16, BF16), (F16, BF16), (BF16, F32)])
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_dtypes(dtype: Any, out: Any) -> None:
     operands = [drawn(70, 72, dtype=dtype), drawn(72, 80, dtype=dtype)]
     with gk.emulate():
@@ -200,7 +200,7 @@ def test_what_is_said_derives_the_same_text() -> None:
             assert plan.mapping == eval(repr(plan.mapping), {"Mapping": gk.Mapping})
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_rounds_are_split_over_blocks_where_multiprocessors_are_idle() -> None:
     with assumed(A100):
         plan = listing.attention.plan(*heads(1, 16, 2000), 0.125)
@@ -208,7 +208,7 @@ def test_rounds_are_split_over_blocks_where_multiprocessors_are_idle() -> None:
     checked(listing.attention, heads(1, 16, 200), dataclasses.replace(SMALL, splits=3), 3, scale=0.125)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_a_text_is_edited_and_run() -> None:
     a, b, d = drawn(70, 72), drawn(72, 80), empty(70, 80, dtype=F32)
     text = listing.gemm.plan(a, b, d, mapping=SMALL).text

@@ -84,7 +84,7 @@ def in_a_list(a: Any, b: Any, most: Any, sums: Any) -> None:
         sums[m] = cells[1]
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_cells_without_a_name() -> None:
     rng = np.random.default_rng(5)
     a, b = chains.half(rng, 70, 64) / F16(8), chains.half(rng, 130, 64)
@@ -126,7 +126,7 @@ def test_names() -> None:
         called_as_ranges.plan(*arrays, mapping=SPLIT)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_a_cell_that_is_normalised_in_every_round() -> None:
     """What a share has is its own sums' quotient: its factor is made of two other cells, merged and its own."""
     rng = np.random.default_rng(1)
@@ -187,7 +187,7 @@ def test_a_fault_is_found(old: str, new: str) -> None:
 # -- any number of them -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.sample(6)
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("splits", range(1, 41))
 def test_any_number_of_shares(splits: int) -> None:
     """Of few blocks of 16, so that some shares have none; rounds that end at lengths of 0, in a share, or behind the last."""

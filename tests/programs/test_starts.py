@@ -70,7 +70,7 @@ def test_rounds_begin_at_a_start(mapping: str, bounds: str, seen: Any, rng: np.r
         check(attention, *operands(rng, *BOUNDS[bounds]), 0.125, seen, mapping=OURS[mapping])
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 def test_starts_on_machines(machine: Any, rng: np.random.Generator) -> None:
     """From the machine's memory; a second call with others plans nothing."""
@@ -96,7 +96,7 @@ def paged(q: Any, k: Any, v: Any, table: Any, starts: Any, lengths: Any, o: Any,
         o[b, m] = out * gp.where(best == -math.inf, 0.0, 1.0 / total)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("seen", [None, masks.Causal(), chains.window], ids=["all", "causal", "free"])
 @pytest.mark.parametrize("lengths", [None, [91, 33, 40]], ids=["all", "lengths"])
@@ -131,7 +131,7 @@ def pieces(q: Any, k: Any, offsets: Any, starts: Any, o: Any, scale: float, seen
         o[m] = out * gp.where(best == -math.inf, 0.0, 1.0 / total)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("seen", [masks.Causal(), masks.Window(20, 30)], ids=["causal", "window"])
 @pytest.mark.parametrize("mapping", ["", "multistage", "apart", "ascending"])
@@ -155,7 +155,7 @@ def windows(q: Any, k: Any, v: Any, lengths: Any, most: Any, o: Any, scale: floa
         o[b, h, m] = out / total
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [None, MULTISTAGE, SPLIT], ids=["", "multistage", "splits"])
 def test_expressions(mapping: Any, rng: np.random.Generator) -> None:
     q, k, v = half(rng, 3, 4, 5, 64), half(rng, 2, 90, 64), half(rng, 2, 90, 64)
@@ -175,7 +175,7 @@ def extremes(q: Any, k: Any, starts: Any, lengths: Any, o: Any) -> None:
         o[b, m] = out / total
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_what_is_made_of_int32_does_not_wrap(rng: np.random.Generator) -> None:
     """In machine code: the least and the largest number are in front of the axis and behind it."""
     q, k, o = half(rng, 2, 4, 32), half(rng, 2, 40, 32), poisoned(2, 4, 32)
@@ -194,7 +194,7 @@ def constant(a: Any, b: Any, c: Any, d: Any, first: int, last: int) -> None:
         d[m] = out
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_numbers_of_the_host(rng: np.random.Generator) -> None:
     for first, last in ((10, 70), (np.int64(0), 90), (64, 64), (-3, 5)):
         check(constant, half(rng, 9, 64), half(rng, 80, 64), half(rng, 80, 64), poisoned(9, 64), first, last)
@@ -210,7 +210,7 @@ def of_operands(a: Any, b: Any, starts: Any, d: Any) -> None:
         d[h, m] = out
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=["", "multistage"])
 def test_operands_as_they_are(mapping: Any, rng: np.random.Generator) -> None:
     """Where rounds end with the axis there are zeros; and in front of a start there is nothing."""
@@ -234,7 +234,7 @@ def in_order(a: Any, b: Any, c: Any, starts: Any, d: Any, best: Any) -> None:
         best[h, m] = top
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}), gk.Mapping({"n": 32}, kernel="multistage")], ids=["", "multistage"])
 def test_blocks_begin_at_the_start(mapping: Any, rng: np.random.Generator) -> None:
     """What is bounded in every round shows where its blocks lie; without rounds cells keep what they begin with."""
@@ -253,7 +253,7 @@ def test_blocks_begin_at_the_start(mapping: Any, rng: np.random.Generator) -> No
 FAULTS = [("max(int(starts[b]), 0)", new, at) for new in ("0", "int(starts[b])") for at in ("def produce", "def consume")]
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("old, new, at", [
     *FAULTS, ("int(starts[b])", "int(starts[0])", ""),

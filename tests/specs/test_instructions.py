@@ -316,7 +316,7 @@ ROWS = {
 
 
 @pytest.mark.compile
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kernel", ROWS, ids=lambda kernel: kernel.__name__)
 def test_opcodes(kernel: Any) -> None:
@@ -330,7 +330,7 @@ def test_opcodes(kernel: Any) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_quad_pairs_on_hopper() -> None:
     """It has no such tensor cores any more: ptxas makes a subroutine of multiply-adds."""
     arguments, _ = ROWS[by_quad_pairs]

@@ -29,7 +29,7 @@ def matrix(rng: np.random.Generator, rows: int, columns: int, dtype: str, order:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("schedule", "dtype", "orders", "k"), [(cuda_wmma_sample, "f2", "CFC", 256), (maxwell_optimized, "f4", "FFF", 16)],
                          ids=["cuda_wmma_sample", "maxwell_optimized"])
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_listing(schedule: Any, dtype: str, orders: str, k: int, rng: np.random.Generator) -> None:
     a, b = matrix(rng, 128, k, dtype, orders[0]), matrix(rng, k, 128, dtype, orders[1])
     out = aligned(np.asarray(np.full((128, 128), np.nan, "f4"), order=orders[2]))  # type: ignore[call-overload]
@@ -38,7 +38,7 @@ def test_listing(schedule: Any, dtype: str, orders: str, k: int, rng: np.random.
     np.testing.assert_allclose(out, a.astype(float) @ b.astype(float), atol=5e-5)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_blocks_of_a_grid(rng: np.random.Generator) -> None:
     """Two blocks, each with a tile of C of its own."""
     a, b = matrix(rng, 128, 8, "f4", "F"), matrix(rng, 8, 256, "f4", "F")
@@ -81,7 +81,7 @@ def test_as_many_lines_as_the_paper() -> None:
     assert schedule + lines_of("@micro_kernel", "\n        barrier()\n\n") + lines_of("def swizz", "<< 3)\n") <= 44
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("schedule", "kinds", "blocks", "loop", "whole"), [
     (products.cuda_wmma_sample, WMMA, 1, {"HMMA": 128, "LDSM": 48}, {"LDG.E.128": 16, "STS.128": 16, "STG.E.128": 16}),
@@ -98,7 +98,7 @@ def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whol
     assert {name: sum(n for opcode, n in full.items() if opcode.startswith(name)) for name in whole} == whole
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("schedule", "kinds", "loop", "whole"), [
     (products.tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), WMMA, {"HMMA": 64, "LDSM": 24, "LDGSTS": 8}, {"STG.E.128": 16}),
@@ -161,7 +161,7 @@ def figure_8_whole(blocks: Any, threads: Any, A: T[1024, 1024].fp16.GL, B: T[102
                 specs.MatMul(threads.scalar(), a[m, k], b[k, n], c[m, n])
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_figure_8(rng: np.random.Generator) -> None:
     a, b = (rng.standard_normal((32, 32)).astype("f2") for _ in "ab")
     out = np.zeros((32, 32), "f2")

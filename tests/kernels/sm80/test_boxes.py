@@ -71,7 +71,7 @@ def test_products_as_compiled(combed: str, dtype: Any, rng: np.random.Generator)
     assert np.array_equal(product(PTX, x, y, BoxMMAOp(combed=combed, dtype=dtype), warps=(1, 1), stages=2), expected(x, y))
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("combed", "ab")
@@ -98,7 +98,7 @@ def test_a_transform_of_the_other_operand(rng: np.random.Generator) -> None:
 SPECS = ("iqp,jpq->ij", "iqp,jpq->ji", "irqsp,jprq->isj", "iqp,srtpq->istr", "riqp,rjpq->rij", "qip,jspq->isj")
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
@@ -249,7 +249,7 @@ def compiled(name: str, combed: str, arch: str) -> CompiledKernel:
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("combed", "ab")
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_the_shipped_mappings(name: str, combed: str, arch: str) -> None:
     """No spill; both operands by cp.async of 16 bytes, fragments by words and two permutations a pair, nothing by ldmatrix."""
     if TILES[name].nbytes > DEVICES[arch].shared_memory_per_block:

@@ -91,7 +91,7 @@ def count(kernel: CompiledKernel, opcode: str, *modifiers: str) -> int:
     return found
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 @pytest.mark.sample(78)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
@@ -138,7 +138,7 @@ def test_products_in_float64_wait_in_rings_of_any_length(name: str, stages: int)
             assert unwaited_products(compiled(name, arch, stages).assembled.cubin) == []
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 def test_the_ring_waits_once_a_round() -> None:
     """cp.async's wait and the block's barrier stand in the loop once; stages are not counted by division."""
     kernel = compiled("f16", (9, 0))
@@ -314,7 +314,7 @@ def without_waits(text: str) -> str:
                      for n, line in enumerate(lines))
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(1)
 def test_missing_waits_are_noticed() -> None:
     text = hex_listing(kernel("float64", 128, "nn", H100).assembled.cubin)
     code, _ = listing(text)

@@ -39,7 +39,7 @@ def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
     return rng.integers(-3, 4, shape).astype(dtype)
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(18)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -62,7 +62,7 @@ class Own(epilogues.Epilogue):
         return x + self.array[m, n]
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kind", ["Residual", "LinearCombination", "Own"])
@@ -161,7 +161,7 @@ def test_rows(machine: Any, kind: str, schedule: str, blocks: int, shape: tuple[
 
 
 @pytest.mark.sample(40)
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong"])
@@ -175,7 +175,7 @@ def test_tile_after_tile(schedule: str, kind: str, seed: int | None) -> None:
 
 
 @pytest.mark.sample(40)
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 def test_a_chain_with_c_and_a_stack(machine: Any) -> None:
     """C, a bias and a mask come before; of a stack each product has its rows."""

@@ -229,7 +229,7 @@ def test_dequantise_bytes(run: Any, rng: np.random.Generator) -> None:
 
 # -- machine code ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("rows", "symmetric", "dtype"), [
     (64, True, F16), pytest.param(128, False, F16, marks=pytest.mark.thorough), (64, False, BF16)])

@@ -48,7 +48,7 @@ def braid_of(columns: int, count: int, order: str) -> dict[str, Any]:
     return dict(b=RowMajor, shared_b_layout=Swizzled(RowMajor(F16), min(128, 2 * columns // count)))
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize(("schedule", "order", "count", "columns"), [
     ("one", "C", 2, 64), ("two", "F", 2, 64), ("pingpong", "C", 4, 128), ("pingpong", "F", 4, 64), ("three", "C", 2, 64),
@@ -88,7 +88,7 @@ JOINS = {                              # extents along the joined axis, of tiles
     "N": (None, (72,), 1, (64, 32, 40)), "M and N": (0, (64, 1), 1, (96, 16))}
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("join", JOINS)
