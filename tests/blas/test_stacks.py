@@ -277,7 +277,7 @@ def test_an_epilogues_c_that_does_not_fit() -> None:
         gk.matmul(a, b, out=out, epilogue=LinearCombination(2.0, -1.0, out[::-1], RowMajor(F32)))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("call", ["plain", "turned", "broadcast", "one B", "new", "structured", "parts"])
 def test_a_stack_is_one_launch(call: str, grids: list[Any], rng: np.random.Generator) -> None:

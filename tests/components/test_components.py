@@ -496,7 +496,7 @@ def test_module_globals_are_captured(rebound: Set) -> None:
     assert third.type != first.type and third.fingerprint != first.fingerprint
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @on_machines
 def test_captured_values_are_those_of_the_call(machine: Any, rng: np.random.Generator) -> None:
     """One kernel; the arrays and scalars that the functions hold when they are called."""
@@ -570,7 +570,7 @@ print(function_text(lambda x: x in {"a", "b", "c"} or helper(x)))
 """
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_fingerprints_are_the_same_in_every_process() -> None:
     """The key of the cache on disk. Python orders sets and hashes strings anew in each process."""
     def run(seed: str) -> str:

@@ -165,7 +165,7 @@ def test_chains(machine: Any, family: str, N: int) -> None:
     same(machine.numpy(out), expected("softmax", masked))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -331,7 +331,7 @@ def test_half_sums(machine: Any) -> None:
 # Normalised rows of D as compiled: values of the PTX of both passes, registers, spills, and that wgmmas stay asynchronous.
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -362,7 +362,7 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product(kind: str,
     assert sum(n for name, n in counts.items() if "HGMMA" in name) == sum(n for name, n in plain.items() if "HGMMA" in name)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("N", "tile", "schedule", "blocks"), [(1024, (128, 256), "cooperative", 4), (2048, (128, 256), "cooperative", 8),
@@ -493,7 +493,7 @@ def test_launches(launches: list[Any], reduces: bool) -> None:  # noqa: F811
 ENDINGS = {"softmax": lambda gain: Softmax(), "rms": RMSNorm, "layer": lambda gain: LayerNorm(gain, gain)}
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ENDINGS)
 @pytest.mark.parametrize(("M", "N", "blocks"), [

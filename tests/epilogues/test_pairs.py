@@ -218,7 +218,7 @@ def test_views_words_and_reductions(machine: Any, family: str, shift: int) -> No
     assert is_poison(found[:, :shift].copy()) and is_poison(found[:, 22 + shift:].copy())
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -231,7 +231,7 @@ def test_stacks(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(out), packed(a.astype("f8") @ b.astype("f8")))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("two-2x1", {})], ids=str)
@@ -278,7 +278,7 @@ CALLS_PACKED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("name", CALLS_PACKED)
 def test_what_is_refused_of_packed_elements(name: str) -> None:
     call, kind, said = CALLS_PACKED[name]
@@ -292,7 +292,7 @@ def test_what_is_refused_of_packed_elements(name: str) -> None:
 # Epilogues of neighbours as compiled: values of the PTX, and that Hopper's kernel spills nothing.
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.compile
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -315,7 +315,7 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product() -> None:
     assert groups(counts) == groups(plain)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.compile
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -328,7 +328,7 @@ def test_what_was_packed(family: str, d: Any) -> None:
     np.testing.assert_array_equal(out, packed(product))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_hoppers_kernel_packs_without_spills() -> None:
     a, b, out = np.empty((4096, 4096), np.float16), np.empty((4096, 4096), np.float16), np.empty((4096, 2048), np.uint8)

@@ -239,7 +239,7 @@ def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
         same(found, expected("sumsq", product, 1 if kind == "rows" else 0), "sumsq")
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -277,7 +277,7 @@ def test_stacks(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(columns), product.max(-2))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("shape", [(13, 17, 5), (1, 1300, 16), (16, 2048, 2048)], ids=str)
@@ -345,7 +345,7 @@ def test_the_same_bits_every_time(machine: Any) -> None:
 # Reductions and observers as compiled: values of the PTX, registers, spills, and that wgmmas stay asynchronous.
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -362,7 +362,7 @@ def test_what_was_compiled_computes(family: str, kind: str, op: str) -> None:
     same(out, expected(op, 2 * product, axis), op)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["max", "min", "argmax"])
@@ -376,7 +376,7 @@ def test_extremes_of_integers_as_compiled(op: str) -> None:
     np.testing.assert_array_equal(out, getattr(a @ b, op)(1))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_an_observer_and_states_of_ones_own_compute() -> None:
     a, b, product = operands((35, 40, 37), dtype_of("singlestage"))

@@ -215,7 +215,7 @@ def large_biases(keys: int) -> np.ndarray:
     return np.concatenate(rows).astype(np.float32)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
@@ -234,7 +234,7 @@ def test_rows_of_large_scores(machine: Any, sessions: Any, dtype: Any, rng: np.r
         assert (np.abs(machine.numpy(lse) - expected[1]) <= spacing).all()
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype,size", [(F16, 2.0**15), (BF16, 2.0**40), (BF16, 2.0**63)], ids=str)
@@ -278,7 +278,7 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rn
             s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("where", ["list", "int32", "int64"])
@@ -302,7 +302,7 @@ def test_lengths_of_keys(machine: Any, session: Any, queries: int, mask: Any, wh
         close(found[batch:batch + 1], reference(*one, visible=visible), lse[batch:batch + 1])
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("where", ["list", "int32"])
@@ -334,7 +334,7 @@ def test_starts_of_keys(machine: Any, session: Any, rows: int, queries: int, mas
             close(machine.numpy(found)[batch:batch + 1], reference(*one, visible=visible), machine.numpy(lse)[batch:batch + 1] if found is out else None)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("queries,mask", [(1, Causal()), (9, None), (9, Causal())], ids=str)
@@ -381,7 +381,7 @@ def test_pages_that_are_refused() -> None:
                 gk.attention(q, given.pop("k"), given.pop("v"), **given)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("head_dim,width", [(64, 128), (192, 128), (40, 8), (256, 64)])
@@ -395,7 +395,7 @@ def test_a_head_size_of_its_own_for_v(machine: Any, session: Any, head_dim: int,
     assert np.array_equal(machine.numpy(out).swapaxes(1, 2), machine.numpy(found))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kind", ["rows of 66", "backwards", "odd base"])
@@ -423,7 +423,7 @@ def test_documents(machine: Any, session: Any, rng: np.random.Generator) -> None
     close(machine.numpy(causal), reference(q, k, v, visible=lambda m, n, h, b: (of[m] == of[n]) & (n <= m)))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("mask", [None, Causal(), Causal("upper left"), Window(40)], ids=["all", "causal", "upper left", "window"])
@@ -559,7 +559,7 @@ def strided(rng: np.random.Generator, x: np.ndarray, layout: str) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(25)
 @on_machines
 @pytest.mark.parametrize("number", range(25))

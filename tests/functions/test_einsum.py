@@ -594,7 +594,7 @@ def calls(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
     return spec, shapes
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(3)
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(calls())

@@ -53,7 +53,7 @@ def test_stacks_of_diagonals(machine: Any, shape: tuple[int, ...], other: tuple[
     assert np.array_equal(machine.numpy(right), np.swapaxes(wanted, -1, -2))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @on_machines
 def test_diagonals_by_diagonals(machine: Any, rng: np.random.Generator) -> None:
     x, y = whole(rng, (4, N), F32), whole(rng, (2, 1, N), F32)

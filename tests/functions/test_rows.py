@@ -325,7 +325,7 @@ def test_a_missing_barrier_is_found(which: int, function: Any, seeded: Seeded) -
 EXTREMES = [-720, -1e4, -1e9, -1e10, -1e30, -2.4e38, -3.4e38, 1e4, 1e10, 3.3e38, -np.inf, np.inf, np.nan, 1e-40, 0.0]
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("columns", [6, 32, 129])

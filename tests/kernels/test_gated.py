@@ -155,7 +155,7 @@ def test_shortest_paths(rng: np.random.Generator) -> None:
 KERNELS = pytest.mark.parametrize("name, lengths", [("tensor cores", (64, 64)), ("multistage", (16, 16))])
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @KERNELS
 def test_a_flag_before_the_data(name: str, lengths: Any, rng: np.random.Generator) -> None:
     with pytest.raises(errors.RaceError, match="rank 1"):
@@ -169,7 +169,7 @@ def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, seeded: Seed
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @KERNELS
 def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, seeded: Seeded) -> None:
     """A kernel that takes the flag of the buffer's last call for this one's; and a flag that is not this call's."""

@@ -114,7 +114,7 @@ def test_a_transform_at_each_point_of_opaque_fragments(machine: Any, point: str,
     assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @on_machines
 def test_all_transforms_together(machine: Any, rng: np.random.Generator) -> None:
     operator = FPUOp(M=16, N=16, dtype=F64)
@@ -151,7 +151,7 @@ def test_transforms_from_other_types(machine: Any, rng: np.random.Generator) -> 
     assert np.array_equal(d, reference(a / 2, b - 1.0))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("name", ["mma", "fpu"])
 def test_captured_arrays_are_read_within_their_bounds(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -234,7 +234,7 @@ def test_an_epilogue_of_the_users(machine: Any, rng: np.random.Generator) -> Non
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_layout_of_three_lines(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -367,7 +367,7 @@ def three(rng: np.random.Generator, name: str, m: int = M_MULTISTAGE, n: int = N
 
 # -- C, transforms, epilogues ---------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
@@ -439,7 +439,7 @@ ACTIVATIONS = {"GELU": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2
                "tanh": np.tanh}
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(14)
 @on_machines
 @pytest.mark.parametrize("kind", EPILOGUES)

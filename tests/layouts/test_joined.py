@@ -25,7 +25,7 @@ from tests.support.machines import is_poison, on_machines, poison, whole
 # Values are small whole numbers, so results are right or wrong.
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(32)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,7 +54,7 @@ def test_a_transpose_joins_the_transposes(machine: Any, family: str, join: str) 
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
@@ -72,7 +72,7 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(10, at=9)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
@@ -96,7 +96,7 @@ def test_parts_of_different_orders(machine: Any) -> None:
     np.testing.assert_array_equal(machine.numpy(got), np.concatenate([x, h, x], 1).astype("f8") @ np.concatenate([w, w[:20]]).astype("f8"))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
@@ -359,7 +359,7 @@ def test_joined_along_k(name: str, boundary: int) -> None:
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("count", "f"), [(2, gated), (4, gates)])
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_braids(name: str, order: str, count: int, f: Any) -> None:
     """As many loads as a plain operand's: the part is chosen in front of them."""
     b = gk.layouts.InterleavedColumns(*(zeros(name, SIZE, SIZE // count, order) for _ in range(count)))
@@ -411,7 +411,7 @@ def test_folded(family: str, count: int, shape: tuple[int, int, int], order: str
 
 
 @pytest.mark.compile
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_parts_of_different_orders_and_stacks() -> None:
     rng = np.random.default_rng(3)
     x, h, w = whole(rng, (2, 21, 20), "f4"), whole(rng, (2, 13, 21), "f4").swapaxes(1, 2), whole(rng, (33, 9), "f4")

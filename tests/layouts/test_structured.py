@@ -403,7 +403,7 @@ def test_refusals(call: Any, kind: Any, words: tuple[str, ...]) -> None:
         call()
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> None:
     conf = gk.get_config(operator=OPERATORS["fpu"], global_a_layout=layouts.Generated(F32, lambda i, j: np.float16(i)),
@@ -412,7 +412,7 @@ def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> Non
         ahead.compile_config(conf, device=H100, operands=dict(a=X))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", [layouts.Diagonal(F32), layouts.Triangular(layouts.RowMajor(F32), "upper")], ids=repr)

@@ -96,7 +96,7 @@ def test_a_base_of_ones_own(machine: Any, base: Any, rng: np.random.Generator) -
     close(out, product64(COMPLEX, a, b), dtype if base.accumulator != np.float16 else "f2", 7)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4"])

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, int
 @pytest.mark.compile
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_machine_code(name: str) -> None:
     program, arrays, mapping, components, groups, products, most, by_tma = CASES[name]
     (plan,) = recorded(lambda: program(*arrays, mapping=mapping, **components), H100, zeros=False)
@@ -127,7 +127,7 @@ GROUPS: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, in
 @pytest.mark.compile
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", GROUPS)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_machine_code_of_groups(name: str) -> None:
     """A block goes on from tile to tile around the rounds. A thread of the producer copies 16 bytes at a time, without a register."""
     program, arrays, mapping, components, products, most, copies = GROUPS[name]
@@ -238,7 +238,7 @@ def rounds_of(launch: Any) -> list[list[str]]:
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CASES_CHAINS)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_machine_code_of_chains(name: str) -> None:
     program, arrays, mapping, components, most = CASES_CHAINS[name]
     (plan,) = recorded(lambda: program(*arrays, mapping=mapping, **components), H100, zeros=False)
@@ -278,7 +278,7 @@ def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: 
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("d, sums", [(128, 64), (256, 128)])
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
     """The branch is one for the warp, by a vote, and jumps over all that rescales."""
     (plan,) = recorded(lambda: listing.attention(*heads(d), mapping=gk.Mapping(lazy=True), **SCALED), H100, zeros=False)
@@ -292,7 +292,7 @@ def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
 
 @pytest.mark.compile
 @pytest.mark.sample(15)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_clusters_spill_at_the_ends_of_tiles_alone() -> None:
     """Of tiles that go there and back under a mask a register has no room: it is stored and loaded once a tile."""
     (plan,) = recorded(lambda: listing.attention(*heads(128), mapping=gk.Mapping(cluster={"m": 2}), visible=chains.causal, **SCALED),
@@ -304,7 +304,7 @@ def test_clusters_spill_at_the_ends_of_tiles_alone() -> None:
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("d, mapping", [(128, {}), (128, dict(turns=True)), (64, dict(warpgroups=3)), (256, {})], ids=str)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_anchors_keep_exponentials_before_the_wait(d: int, mapping: dict[str, Any]) -> None:
     """Without one the assembler moves the wait for the second product before them; with it all are before."""
     found = []
@@ -376,7 +376,7 @@ CASES_MULTISTAGE: dict[str, tuple[tuple[Any, list[Any], dict[str, Any], dict[str
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("device", [A100, RTX], ids=lambda device: device.arch_name)
 @pytest.mark.parametrize("name", CASES_MULTISTAGE)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_machine_code_without_wgmma(name: str, device: Any) -> None:
     (program, arrays, mapping, components), wanted = CASES_MULTISTAGE[name]
     made = recorded(lambda: program(*arrays, mapping=gk.Mapping(**mapping), **components), device, zeros=False)
@@ -397,7 +397,7 @@ def test_machine_code_without_wgmma(name: str, device: Any) -> None:
         assert loads <= exact[1]                       # two products that take the same A may load it once
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("name", ["gemm", "transposed", "dual", "causal", "mlp"])
 @pytest.mark.parametrize("width", [32, 64])
 def test_loads_and_copies_meet_in_no_bank(name: str, width: int) -> None:
@@ -494,7 +494,7 @@ CASES_ROWS: dict[str, Any] = {
 @pytest.mark.sample(27)
 @pytest.mark.parametrize("columns", [768, 1024, 4096, 16384, 32768, 65536])
 @pytest.mark.parametrize("name", CASES_ROWS)
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 def test_machine_code_of_rows(name: str, columns: int) -> None:
     program, arrays, more, read = CASES_ROWS[name]
     plan = program.plan(*arrays(columns), **more)

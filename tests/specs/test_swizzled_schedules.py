@@ -180,7 +180,7 @@ def test_layouts_by_shape(layout: str) -> None:
 
 # -- prefetches -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("how", [lambda s: s.prefetch, lambda s: s.prefetch.through(RF)], ids=["cp.async", "registers"])
 @pytest.mark.parametrize("sizes", [(64, 64, 96), (60, 56, 40), (128, 64, 32)])
@@ -424,7 +424,7 @@ COMPILED = {
 
 @pytest.mark.sample(5)
 @pytest.mark.compile
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("name", COMPILED)
 def test_machine_code(name: str) -> None:
     schedule, kinds, loop, whole = COMPILED[name]
@@ -439,7 +439,7 @@ def test_machine_code(name: str) -> None:
 
 @pytest.mark.sample(5)
 @pytest.mark.compile
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 def test_rows_at_immediates() -> None:
     """A swizzle costs its XOR once for the tiles of a step that lie whole patterns apart: 4 of A's and 2 of B's in each of 4 steps."""
     schedule, kinds, _, _ = COMPILED["swizzled"]
@@ -461,7 +461,7 @@ AS_PTX = {
 
 @pytest.mark.sample(5)
 @pytest.mark.compile
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("name", AS_PTX)
 def test_as_ptx_with_swizzles(name: str) -> None:
     schedule, sizes, order = AS_PTX[name]
@@ -472,7 +472,7 @@ def test_as_ptx_with_swizzles(name: str) -> None:
 
 @pytest.mark.sample(5)
 @pytest.mark.compile
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("how", [dict(pad=0, b_swizzle=XOR), dict(prefetch=True, through="a"), dict(b_layout="[(8,(4,16)):(4,(1,32))]")],
                          ids=["swizzle", "registers", "layout"])
 @pytest.mark.parametrize("sizes", [(64, 64, 24), (60, 34, 12)])

@@ -51,7 +51,7 @@ def check_wide_moves(conf: gk.Config, code: MachineCode) -> None:
     ("mma-f16", RowMajor, RowMajor), ("mma-f16", ColMajor, ColMajor), ("mma-f16-f16", RowMajor, RowMajor),
     ("mma-bf16", ColMajor, ColMajor), ("wmma-f16", RowMajor, RowMajor), ("wmma-f16", ColMajor, ColMajor),
     ("wmma-8x32", ColMajor, ColMajor)], ids=lambda x: getattr(x, "__name__", x))
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 def test_tensor_cores(name: str, a: Any, b: Any) -> None:
     conf = default(TENSOR[name], a, b)
     code = machine_code(conf)
@@ -95,7 +95,7 @@ def test_ordinary_units(dtype: str, opcode: str, a: Any, b: Any) -> None:
 @pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mma-f16", "fpu-f32"])
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 def test_edges_do_not_narrow_the_inside(name: str) -> None:
     """Sizes that are no multiples of a thread's tile: whole tiles are still moved at full width."""
     operator = MMAOp() if name == "mma-f16" else operator_for(np.dtype("f4"), np.dtype("f4"), (4096, 4096, 4096), H100)

@@ -282,7 +282,7 @@ def skipping(which: int) -> Any:
     return partly
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("which, error", [

@@ -29,7 +29,7 @@ ORDERS = {"N": RowMajor, "T": ColMajor}
 F32_OPERATOR = KINDS["f32"]
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(64)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
@@ -210,7 +210,7 @@ def small(operator: Any, a: Any = RowMajor, b: Any = RowMajor, d: Any = RowMajor
 
 # -- values, in the emulator ----------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("kind", KINDS_SM75)
@@ -239,7 +239,7 @@ def test_rings_of_any_length(kind: str, stages: int, rng: np.random.Generator) -
             assert np.array_equal(product(EMULATOR, conf, a, b, seed=stages), expected(operator, a, b)), k
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 def test_blocks_that_share_k(kind: str, rng: np.random.Generator) -> None:
@@ -259,7 +259,7 @@ DEFAULTS: dict[str, tuple[Any, dict[str, Any]]] = {"f32": (F32, {}), "f64": (F64
                                                    "min-plus": (F32, dict(operator=MIN_PLUS))}
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_what_matmul_chooses(name: str, rng: np.random.Generator) -> None:
@@ -284,7 +284,7 @@ def test_no_operand_goes_by_cp_async(rng: np.random.Generator) -> None:
     assert routes(EMULATOR, conf, a.T, b) == ("CpAsync 4", "CpAsync 4")
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 def test_groups(rng: np.random.Generator) -> None:
     a, b = [whole(rng, (5, 70), F32), whole(rng, (33, 17), F32)], [whole(rng, (70, 9), F32), whole(rng, (17, 31), F32)]
     with assumed(T4), gk.emulate():
@@ -294,7 +294,7 @@ def test_groups(rng: np.random.Generator) -> None:
 
 # -- values, by what was compiled -----------------------------------------------------------------------------------------
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("kind,trans", [("f32", "NT"), ("f32", "TN"), ("c64", "NN"), ("f16", "NT"), ("f16", "TN"), ("s8", "NN"), ("min-plus", "NN")])
@@ -311,7 +311,7 @@ def test_compiled_values(kind: str, trans: str, rng: np.random.Generator, seeded
     assert all(".target sm_75" in text and not any(word in text for word in NEWER) for text in texts) and texts
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_bfloat16_is_rounded_without_its_instruction() -> None:
     """To nearest, ties to even, over the whole range; of NaN nothing but NaN is left."""

@@ -43,7 +43,7 @@ def parts(rng: np.random.Generator, rows: tuple[int, ...], columns: tuple[int, .
     return [np.asarray(whole(rng, shape, dtype), order=order) for shape in zip(rows, columns)]
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("machine", MACHINE)
 @pytest.mark.parametrize("kind", OPERATORS)
@@ -73,7 +73,7 @@ def test_lines_are_copied_from_the_array_that_has_them(machine: Any, kind: str, 
 REFUSED = {"a boundary of 7": (7, 33, 0, "C"), "a misaligned part": (8, 32, 1, "C"), "parts of different orders": (8, 32, 0, "F")}
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_left_to_the_registers(name: str) -> None:
     first, second, shift, order = REFUSED[name]

@@ -105,7 +105,7 @@ def test_semirings(machine: Any, splits: int, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(2, at=0)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
@@ -475,7 +475,7 @@ def test_any_number_of_blocks(machine: Any, blocks: int, waves: int, shape: tupl
     assert np.array_equal(product(machine, mapped_by_stream_k(blocks, waves), a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])

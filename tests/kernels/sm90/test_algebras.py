@@ -72,7 +72,7 @@ def small(algebra: Algebra, schedule: str = "one", N: int = 16, **fields: Any) -
 
 # -- tables, sizes, orders ----------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(10)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", BF16], ids=lambda d: np.dtype(d).name)

@@ -125,7 +125,7 @@ class Code:
 THREE = [one for one in CLUSTERED if one.warps == 12]          # consumers, which have 160 registers a thread
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("mapping", [*MAPPINGS, *ALIGNED, *THREE],

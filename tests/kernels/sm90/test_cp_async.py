@@ -116,7 +116,7 @@ def test_beside_tma(machine: Any, which: str, rng: np.random.Generator) -> None:
     assert [type(x.route) for x in (spec_of(plan).a, spec_of(plan).b)] == ([CpAsyncLines, Tma] if which == "a" else [Tma, CpAsyncLines])
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule, fields", [("pingpong", {}), ("two", dict(stages=2)), ("one", dict(producer_warps=8)),

@@ -35,7 +35,7 @@ ALIGNED = {False: [(1024, 1000, 520), (136, 1096, 72), (1000, 8, 2048)], True: [
 RAGGED = {False: [(1021, 997, 499), (7, 1009, 131), (257, 3, 67)], True: [(67, 37, 71), (2, 3, 5)]}
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -56,7 +56,7 @@ def test_sizes_that_tma_refuses(machine: Any, schedule: str, rng: np.random.Gene
         check(machine, conf, rng, *size)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1", "one-1x2"])

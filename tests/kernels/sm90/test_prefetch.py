@@ -281,7 +281,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", ["two", "pingpong"])
 @pytest.mark.parametrize("name", FAULTS)

@@ -197,7 +197,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.usefixtures("few_blocks")
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAULTS)
@@ -268,7 +268,7 @@ def check_transformed(machine: Any, conf: gk.Config, size: tuple[int, int, int],
 # -- products ---------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.usefixtures("few_blocks")
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("function", [plus_one, by_place], ids=["in pairs", "by place"])
@@ -304,7 +304,7 @@ def reciprocals(machine: Any, K: int, kind: Any, rng: np.random.Generator) -> bo
 
 
 @pytest.mark.usefixtures("few_blocks")
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("K", [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130])
@@ -332,7 +332,7 @@ def test_mappings_when_transformed(machine: Any, rows: int, warps: int, depth: i
 
 
 @pytest.mark.usefixtures("few_blocks")
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @on_machines
 def test_captured_arrays_are_read_in_range(machine: Any, rng: np.random.Generator) -> None:
     """Factors of rows and of columns of A: out of range there are none, and none are asked for."""
@@ -407,7 +407,7 @@ FAULTS_TRANSFORMED: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
 }
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.usefixtures("few_blocks")
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAULTS_TRANSFORMED)

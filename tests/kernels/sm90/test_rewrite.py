@@ -50,7 +50,7 @@ TURNED = [("two", F32, "RR", True), ("two", F32, "CR", False), ("two", F32, "CC"
           ("two", I1, "RR", False), ("two", I1, "CR", True), ("pingpong", I1, "CR", False), ("two", E4M3, "RR", False)]
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("schedule, dtype, orders, transformed", TURNED, ids=lambda x: str(x))
@@ -75,7 +75,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("masked", [False, True])
@@ -104,7 +104,7 @@ def test_two_stages(machine: Any, schedule: str, which: str, rng: np.random.Gene
     assert np.array_equal(product(machine, conf, a, b), (a.astype(F32) + one[0]) @ (b.astype(F32) + one[1]))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(4)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("orders", ["RR", "CC"])

@@ -58,7 +58,7 @@ def test_a_layout_of_b(machine: Any, schedule: str, rng: np.random.Generator) ->
     assert np.array_equal(d, reference(a, t[i + j]))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @on_machines
 def test_layouts_of_both_with_odd_sizes(machine: Any, rng: np.random.Generator) -> None:
     t, s = whole(rng, (M + K - 1,), F16), whole(rng, (K + N - 1,), F16)

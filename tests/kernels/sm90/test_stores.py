@@ -57,7 +57,7 @@ def stored(machine: Any, conf: gk.Config, size: tuple[int, int, int], above: int
     return store
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
@@ -77,7 +77,7 @@ def test_what_tma_takes(machine: Any, M: int, above: int, below: int, kind: Any,
     assert type(stored(machine, conf, (M, 43, 40), above, below, rng)) is kind
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("splits", [1, 2, 4])
@@ -226,7 +226,7 @@ def in_place(machine: Any, conf: gk.Config, a: np.ndarray, b: np.ndarray, c: np.
 HOWS = "c", "residual", "linear combination"
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(30)
 @on_machines
 @pytest.mark.parametrize("how", HOWS)
@@ -239,7 +239,7 @@ def test_edges(machine: Any, schedule: str, sizes: tuple[int, int, int], dtype: 
     in_place(machine, conf, whole_in_place(rng, (m, k), F16), whole_in_place(rng, (k, n), F16), whole_in_place(rng, (m, n), dtype), how)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("how", HOWS)
@@ -289,7 +289,7 @@ def test_a_fragment_that_does_not_count_is_noticed(seeded: Seeded, rng: np.rando
         gk.matmul(a, b, c if has_c else None, conf=tall(), out=c, epilogue=epilogues.ReLU())
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 def test_blas_on_ragged_rows(rng: np.random.Generator) -> None:
     """As a user calls it: rows that are no multiple of a tile's."""
     a, b, c = whole_in_place(rng, (150, 64), F16), whole_in_place(rng, (64, 136), F16), whole_in_place(rng, (150, 136), F16)

@@ -338,7 +338,7 @@ CASES = [(1, 128, 128, "nt"), (3, 128, 200, "nn"), (8, 136, 192, "tt"), (17, 140
          (33, 129, 128, "nt"), (64, 128, 144, "nn"), (2, 131, 257, "nn")]
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("M, N, K, order", CASES)

@@ -92,7 +92,7 @@ def test_types(machine: Any, dtype: np.dtype, cluster: str, splits: int, rng: np
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("d, columns", [(RowMajor(F16), 64), (RowMajor(F16), 61), (ColMajor(F16), 64), (RowMajor(F32), 61)], ids=str)
@@ -223,7 +223,7 @@ def unordered(order: str) -> Callable[..., int]:
     return lambda view, at, number, how: real(view, at, number, "relaxed" if how == order else how)
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("cluster, splits", [("1x1", 3), ("2x1", 2)])
 def test_arrivals_that_release_nothing(cluster: str, splits: int, seeded: Seeded) -> None:
     run_small(splits, cluster)
@@ -500,7 +500,7 @@ class Nearby(Condition):
         return abs(m - k) < 48
 
 
-@pytest.mark.kin(1)
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, shares", [("1x1", 3), ("2x1", 2), ("2x2", 2)])
