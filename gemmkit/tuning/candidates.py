@@ -439,7 +439,8 @@ FEWEST = 32                            # if they keep the multiprocessors busy
 def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator (None: the default one) and the fields of the mapping; None for what stays with Hopper's kernel."""
     (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
-    if device.arch[0] != 9 or asked.products != 1 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in asked.sizes:
+    products = asked.products
+    if device.arch[0] != 9 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in (*asked.sizes, products):
         return None
     if fields.get("operator") is not None or set(fields) & MAPPING_FIELDS or not _are_plain(a, b, fields):
         return None
@@ -450,20 +451,20 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
         return None
     copies = RowAlignment.of(a, b, of_a, of_b, infos["out"], N)
     worst = max(copies.kinds)
-    is_stored = copies.of_d == VECTORS and M * N >= WIDE
-    is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and worst == WORDS))
+    is_stored = copies.of_d == VECTORS and products * M * N >= WIDE
+    is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (products * M * N >= WIDEST and worst == WORDS))
     if K >= LEAST and worst != ELEMENTS and not is_hidden:
-        return of_half(copied(copies), a, b, asked.sizes, device)
-    tiles = -(-M // SIDE) * -(-N // SIDE)
-    blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
+        return of_half(copied(copies), a, b, asked.sizes, device, products)
+    tiles = -(-M // SIDE) * -(-N // SIDE) * products
+    blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1]) * products
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
         return SHORT.proposal(asked, device)
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.proposal(asked, device)
     if worst == ELEMENTS and K > SHORT.block[2]:
-        found = copies.hoppers(asked.sizes, device, 1)
-        cycles = min(one.cycles(asked.sizes, device, a.dtype.itemsize, None, 1) for one in found)
-        return of_half(copied(copies), a, b, asked.sizes, device, WORTH * cycles / CLOCK)
+        found = copies.hoppers(asked.sizes, device, products)
+        cycles = min(one.cycles(asked.sizes, device, a.dtype.itemsize, None, products) for one in found)
+        return of_half(copied(copies), a, b, asked.sizes, device, products, WORTH * cycles / CLOCK)
     return None
 
 
@@ -491,7 +492,7 @@ def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
 # | 64 | 12.6 | 11.4 | 0.91 | |
 # | 256 | 33.1 | 17.0 | 0.51 | 238 |
 
-LEAST_ROWS = 33                        # of A, from which on Hopper's kernel is faster
+LEAST_ROWS = 17                        # of A, from which on Hopper's kernel is faster
 ROWS, COLUMNS = 8, 32                  # of an operation
 FEW, SOME = 16, 64                     # rows of A: mappings differ
 VECTOR = 16                            # bytes at whose multiples rows must begin for loads of that many

@@ -20,6 +20,7 @@ With A contiguous along its columns (tt) it is the operand that has to be transp
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -95,7 +96,8 @@ class ProductProblem(Asked, MappingProblem):
             with suppress(ConfigError):
                 narrow = sm90.narrow(self, device)
                 if narrow is not None:
-                    yield _with_operator(self, narrow)
+                    yield dataclasses.replace(self, fields={**narrow.fields, **self.fields})
+                    yield _with_operator(self, narrow.operator)
             for operator in of_bytes(self.sums, self.sizes, device, self.products):
                 yield _with_operator(self, operator)
 
@@ -224,7 +226,18 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
         raise ConfigError(f"precision={precision!r}: accumulators are float32, but the result holds more; leave it out")
-    return sm90.narrow(asked, device, promote=False) or MMAOp(dtype=a, b_dtype=b)
+    narrow = sm90.narrow(asked, device, promote=False)
+    if narrow is None or (a == F32 and not takes_small_mappings() and _suits_mma(asked, device, narrow.nanoseconds)):
+        return MMAOp(dtype=a, b_dtype=b)
+    return narrow.operator
+
+
+def _suits_mma(asked: Asked, device: DeviceInfo, nanoseconds: float) -> bool:
+    """Whether mma.sync multiplies float32 as tf32 in less time than Hopper's kernel takes by its model: TMA does not take
+    rows that begin elsewhere than at multiples of 16 bytes, which threads copy, and small tiles share a long K."""
+    by_tma = all(isinstance(layout, Plain) and (of := asked.infos[name]) is not None and why_not(of, layout.axis) is None
+                 for name, layout in zip("ab", asked.operands))
+    return sm80.propose_tf32(asked, device, nanoseconds if by_tma else math.inf) is not None
 
 
 # -- one order of sums for all numbers of rows ------------------------------------------------------------------------

@@ -154,6 +154,7 @@ class CostedTile:
     order: Order = Grouped(8)
     depth: int = LINE                  # bytes of K in a stage
     is_half: bool = False              # of a symmetric D: tiles on one side of the diagonal alone are computed
+    packed: int = 1                    # how many elements of the first operand take the bytes of one
 
     @cached_property
     def tiles(self) -> int:
@@ -201,7 +202,8 @@ class CostedTile:
             waves = -(-clusters // side_by_side)
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
-            return cycles if shares == 1 else max(cycles, clusters * lines * LINE * (self.M + self.N) / CLUSTER_BYTES)
+            moved = clusters * lines * LINE * (self.M / self.packed + self.N)
+            return cycles if shares == 1 else max(cycles, moved / CLUSTER_BYTES)
         fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
@@ -270,10 +272,10 @@ def smallest(N: int) -> CostedTile:
 
 
 def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int, mappings: tuple[CostedTile, ...],
-                 least: int) -> tuple[CostedTile, ...]:
-    """Mappings with shares by way of a workspace for a product of 16-bit operands: as many shares as fill the device, and
-    fewer; none below ``least`` k-tiles."""
-    lines = math.ceil(sizes[2] * 2 / LINE)
+                 least: int, itemsize: int = 2) -> tuple[CostedTile, ...]:
+    """Mappings with shares by way of a workspace for a product of operands of so many bytes: as many shares as fill the
+    device, and fewer; none below ``least`` k-tiles."""
+    lines = math.ceil(sizes[2] * itemsize / LINE)
     if 0 in (*sizes, products) or lines < least:
         return ()
     found: list[CostedTile] = []
@@ -298,8 +300,8 @@ def streaming(mappings: tuple[CostedTile, ...]) -> tuple[CostedTile, ...]:
 # -- shares of K ------------------------------------------------------------------------------------------------------
 
 ENOUGH = 4                             # k-tiles of a share, at least
-LONG = 16                              # k-tiles of a product whose K is shared at all
-COUNTING, WRITTEN = 1000, 5.5          # ns: finding out which block is the last; bytes a ns: writing a share's sums
+LONG = 8                               # k-tiles of a product whose K is shared at all
+COUNTING, WRITTEN = 600, 12            # ns: finding out which block is the last; bytes a ns: writing a share's sums
 LATE = 4000                            # ns: both, at most
 BYTES = 64                             # a ns: what the last block reads
 SLICES = 5300                          # ns: where all blocks wait for each other and sum slices
@@ -311,7 +313,7 @@ def shares_to_try(tiles: int, k_tiles: int, sm_count: int, blocks: int) -> list[
     """Numbers of shares worth trying: 1, small ones, and those that fill the multiprocessors with a block each, or with as
     many as run side by side.
 
-    >>> shares_to_try(1, 4096, 132, 4), shares_to_try(64, 256, 132, 4), shares_to_try(1, 8, 132, 4)
+    >>> shares_to_try(1, 4096, 132, 4), shares_to_try(64, 256, 132, 4), shares_to_try(1, 7, 132, 4)
     ([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 132, 528], [1, 2, 3, 4, 5, 6, 7, 8], [1])
     """
     if tiles == 0 or k_tiles < LONG:

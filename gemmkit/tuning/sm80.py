@@ -28,7 +28,7 @@ from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.spec import FAMILIES
 from gemmkit.layouts import ArrayLayout, Boxed, ColMajor, Matricised, Padded, RowMajor
 from gemmkit.layouts.plain import BOX, RUN
-from gemmkit.operators import COMPLEX, Algebra, BoxMMAOp, FPUOp, Operator
+from gemmkit.operators import COMPLEX, Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
 from gemmkit.operators.algebra import units
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
@@ -60,8 +60,8 @@ class Multistage:
     """A mapping: a block's tile (M, N, K), a warp's (M, N), ``stages``, and ``blocks`` a multiprocessor.
 
     ``step`` has four times: neither operand is copied across (element by element), A is, B is, both are. ``merges`` is
-    whether registers are left to merge the sums of blocks that share K, ``streams`` whether they are to stream K as well;
-    without, they spill.
+    whether registers are left to merge the sums of blocks that share K (without, they spill), ``streams`` whether K is
+    streamed.
     """
 
     block: tuple[int, int, int]
@@ -117,6 +117,12 @@ class Multistage:
         parts = streamed_nanoseconds(tiles, k_tiles, self._sums, step, sm_count, self.blocks)
         return min(self.start, SHARED_START) + math.ceil(tiles / sm_count) * self.finish + parts
 
+    def launch(self, sizes: Sizes, products: int, across: int, sm_count: int, splits: int | StreamK) -> float:
+        """The modelled time of a launch whose blocks share K so, or stream it."""
+        if isinstance(splits, StreamK):
+            return self.streamed(sizes, products, across, sm_count)
+        return self.nanoseconds(sizes, products, across, sm_count, splits)
+
     def _tiles(self, sizes: Sizes, products: int) -> tuple[int, int]:
         """Tiles of all products, and the k-tiles of one."""
         (m, n, k), (M, N, K) = self.block, sizes
@@ -164,7 +170,7 @@ def multistages_of(rows: Iterable[tuple[Any, ...]], itemsize: int) -> tuple[Mult
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 C64, C128 = np.dtype(np.complex64), np.dtype(np.complex128)
 F16, BF16 = SIXTEEN
-_HALF = multistages_of(tables.HALF, 2)
+_HALF, _TF32 = multistages_of(tables.HALF, 2), multistages_of(tables.TF32, 4)
 TABLES = {F32: multistages_of(tables.ORDINARY, 4), F64: multistages_of(tables.DOUBLE, 8),
           C64: multistages_of(tables.COMPLEX64, 8), C128: multistages_of(tables.COMPLEX128, 16), F16: _HALF, BF16: _HALF}
 SKINNY, = multistages_of(tables.SKINNY, 2)
@@ -180,11 +186,15 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if not applies(a, b, fields, device):
         return None
     given = fields.get("operator")
+    if isinstance(given, MMAOp):
+        return propose_tf32(asked, device)
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
         is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
         return _usual(a.dtype, SKINNY, device) if is_taken else None
     # A semiring takes registers of its own: tiles that have none left would spill.
     listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)
+    if a.dtype == F64:
+        listed = _storing(listed, tables.DOUBLES_STORED, asked)
     streams = given is None and a.dtype in STREAMING and _are_copied(a, b, fields)
     found = fastest(listed, a, b, sizes, device, products, streams, fields.get("splits"))
     if found is None:
@@ -201,18 +211,44 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     return units, mapping if units.refuses_to_merge is None else best.fields
 
 
-def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,
-            most: float = math.inf) -> Proposal | None:
-    """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had. None where it takes longer than
-    ``most`` ns by the model."""
-    found = fastest(mappings, a, b, sizes, device, 1, may_stream=True)
+def _storing(listed: Iterable[Multistage], stored: dict[tuple[int, int, int], tuple[float, float]],
+             asked: Asked) -> tuple[Multistage, ...]:
+    """The mappings with what storing D costs, whose rows follow each other where there is no out."""
+    out, itemsize = asked.infos["out"], asked.operands[0].dtype.itemsize
+    is_odd = bool(asked.sizes[1] * itemsize % 16 if out is None else alignment(out) % 16)
+    return tuple(dataclasses.replace(one, finish=stored[one.block][is_odd] * one.block[0] * one.block[1]) for one in listed)
+
+
+def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Proposal | None:
+    """The operator and the mapping's fields of float32 operands as tf32, by mma.sync. None where threads do not copy them as
+    they are, or where it takes longer than ``most`` ns by the model."""
+    (a, b), sizes, products = asked.operands, asked.sizes, asked.products
+    given, of_a, of_b = asked.fields.get("operator") or MMAOp(dtype=F32), asked.infos["a"], asked.infos["b"]
+    if not (a.dtype == b.dtype == given.dtype == F32) or not _are_copied(a, b, asked.fields):
+        return None
+    copied = [of is not None and alignment(of) % 16 > 0 for of in (of_a, of_b)]
+    costs = ((one, sum(is_word * across * one.block[2] for is_word, across in zip(copied, one.block))) for one in _TF32)
+    listed = (dataclasses.replace(one, step=(round(one.step[0] + tables.TF32_COPIED * words),) * 4,
+                                  solo=round(one.solo + tables.TF32_COPIED * words)) for one, words in costs)
+    found = fastest(_storing(listed, tables.TF32_STORED, asked), a, b, sizes, device, products, True,
+                    asked.fields.get("splits"))
     if found is None:
         return None
     one, splits = found
-    time = (one.streamed(sizes, 1, 0, device.sm_count) if isinstance(splits, StreamK)
-            else one.nanoseconds(sizes, 1, 0, device.sm_count, splits))
+    return None if one.launch(sizes, products, 0, device.sm_count, splits) > most else (given, dict(one.fields, splits=splits))
+
+
+def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,
+            products: int, most: float = math.inf) -> Proposal | None:
+    """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had. None where it takes longer than
+    ``most`` ns by the model."""
+    found = fastest(mappings, a, b, sizes, device, products, may_stream=True)
+    if found is None:
+        return None
+    one, splits = found
     made = _usual(a.dtype, one, device)
-    return None if made is None or time > most else (made[0], dict(made[1], splits=splits))
+    is_slow = made is None or one.launch(sizes, products, 0, device.sm_count, splits) > most
+    return None if made is None or is_slow else (made[0], dict(made[1], splits=splits))
 
 
 def fastest(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,

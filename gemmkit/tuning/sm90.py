@@ -52,6 +52,7 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import tables
 from gemmkit.tuning.model import (
+    CLOCK,
     LINE,
     SHORT_LINES,
     UNALIGNED_LINES,
@@ -82,8 +83,10 @@ def mappings_of(rows: Iterable[tuple[Any, ...]], **fields: Any) -> tuple[CostedT
     return tuple(CostedTile(*row, **fields) for row in rows)
 
 
-def _stepping(mappings: tuple[CostedTile, ...], steps: dict[int, int]) -> tuple[CostedTile, ...]:
-    return tuple(dataclasses.replace(one, step=steps[one.M]) for one in mappings)
+def _stepping(mappings: tuple[CostedTile, ...], steps: dict[Any, int]) -> tuple[CostedTile, ...]:
+    """Those of which the cycles of a k-tile are among ``steps``, by their rows or by rows and columns."""
+    found = ((one, steps.get((one.M, one.N), steps.get(one.M))) for one in mappings)
+    return tuple(dataclasses.replace(one, step=step) for one, step in found if step is not None)
 
 
 LIKELY, = mappings_of([tables.LIKELY])
@@ -95,24 +98,25 @@ INTERLEAVED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.
 INTERLEAVED_ROWS = tuple(one for one in INTERLEAVED if one.N != 192)
 ALIGNED = mappings_of(tables.ALIGNED)
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
-                  for one in MAPPINGS + mappings_of(tables.NARROW) + mappings_of(tables.THREE)
+                  for one in MAPPINGS + mappings_of((*tables.NARROW, *tables.THREE, *tables.BETWEEN))
                   for cluster in tables.CLUSTERS.get((one.M, one.N, one.depth // LINE), tables.ALL_CLUSTERS))
 # The same tiles by clusters that stream K. Their steps and ends are those of whole tiles; what a stream costs beside is
 # `gemmkit.tuning.model.streamed_cycles`.
 STREAMED, STREAMED_CLUSTERED = streaming(MAPPINGS), streaming(CLUSTERED)
 SPLIT = tuple(one for row in tables.SPLIT for shares in tables.SHARES for one in mappings_of([row], splits=shares))
+ALONE = tuple(one for one in mappings_of(tables.WORKSPACE) if one.cluster == (1, 1))    # no blocks share operands
 STAGED_SPLIT = _stepping(SPLIT, tables.STAGED_STEPS)
 STAGED = mappings_of(tables.STAGED, order=Hilbert()) + STAGED_SPLIT
 REWRITTEN = mappings_of(tables.REWRITTEN, order=Hilbert()) + STAGED_SPLIT
 TRANSFORMED = mappings_of(tables.TRANSFORMED) + STAGED_SPLIT
-ACROSS = mappings_of(tables.ACROSS)
+ACROSS = mappings_of(tables.ACROSS) + _stepping(SPLIT, tables.ACROSS_STEPS)
 CP_ASYNC = mappings_of(tables.CP_ASYNC) + _stepping(SPLIT, tables.COPIED_STEPS)
-TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert())
+TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert()) + _stepping(SPLIT, tables.TRANSPOSED_STEPS)
 UNALIGNED = mappings_of(tables.UNALIGNED)
-PROMOTED = mappings_of(tables.PROMOTED)
+PROMOTED = mappings_of(tables.PROMOTED) + _stepping(SPLIT, tables.PROMOTED_STEPS)
 SCALED = mappings_of(tables.SCALED)
 DEQUANTISED = tuple(one for *row, depth, most in tables.DEQUANTISED for splits in (1, *tables.SHARES) if splits <= most
-                    for one in mappings_of([tuple(row)], depth=depth, splits=splits))
+                    for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=4))
 
 
 @plain_dataclass(frozen=True, eq=False)
@@ -156,9 +160,10 @@ BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED,
                       ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
-BY_TRANSPOSES = MappingTable(TRANSPOSED)
+BY_TRANSPOSES = MappingTable(TRANSPOSED, _stepping(ALONE, tables.TRANSPOSED_STEPS), least_shared=tables.LEAST_SHARED)
 BY_REGISTERS = MappingTable(TRANSFORMED)
-BY_FETCHES = MappingTable(ACROSS)
+BY_FETCHES = MappingTable(ACROSS, _stepping(ALONE, tables.ACROSS_STEPS), least_shared=tables.LEAST_SHARED)
+BY_PROMOTION = MappingTable(PROMOTED, _stepping(ALONE, tables.PROMOTED_STEPS), least_shared=tables.LEAST_SHARED)
 BY_REWRITES = MappingTable(REWRITTEN, halves_stages=True)
 BY_CP_ASYNC = MappingTable(CP_ASYNC, supply=SHORT_LINES, is_ragged=True, halves_stages=True)
 BY_THREADS = MappingTable(STAGED, halves_stages=True)
@@ -295,23 +300,54 @@ def _shareable_of(table: MappingTable, is_aligned: bool, a: Any, b: Any) -> tupl
     return can_share(table.mappings, a, b), can_share(table.aligned if is_aligned else table.clustered, a, b)
 
 
-def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> WGMMAOp | None:
-    """The operator of a product of 8-bit operands, or of float32 as tf32, as wide as the mapping with the least modelled
-    time; None where Hopper's kernel is not the one to take. Sums of float8 are promoted to float32 unless ``promote`` is
-    False. Raises ConfigError where the kernel does not take what is given."""
-    (a, b), infos, fields, sizes = asked.operands, asked.infos, asked.fields, asked.sizes
+@plain_dataclass(frozen=True)
+class Narrow:
+    """What multiplies 8-bit operands, or float32 as tf32, and the mapping with the least modelled time."""
+
+    operator: WGMMAOp
+    mapping: CostedTile
+    nanoseconds: float
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The operator and the mapping as fields of a Config."""
+        block = Tile(M=self.mapping.M, N=self.mapping.N, K=self.mapping.depth // self.operator.dtype.itemsize)
+        return dict(self.mapping.fields, operator=self.operator, block_shape=block)
+
+
+def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> Narrow | None:
+    """The operator and the mapping of a product of 8-bit operands, or of float32 as tf32; None where Hopper's kernel is not
+    the one to take. Sums of float8 are promoted to float32 unless ``promote`` is False. Raises ConfigError where the kernel
+    does not take what is given."""
+    (a, b), infos, fields, products = asked.operands, asked.infos, asked.fields, asked.products
+    sizes = tuple(max(1, size) for size in asked.sizes)
     epilogue = fields.get("epilogue")
     stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
     if device.arch[0] != 9 or stores_blocks or set(fields) & MAPPING_FIELDS:
         return None
-    is_float = a.dtype in EIGHT
-    made = WGMMAOp(LIKELY.N, dtype=a.dtype, b_dtype=b.dtype, promote=PROMOTION if is_float and promote else 0)
+    is_float, size = a.dtype in EIGHT, a.dtype.itemsize
+    made = WGMMAOp(LIKELY.N, dtype=a.dtype, b_dtype=b.dtype, promote=PROMOTION if is_float and promote and asked.sizes[2] > PROMOTION else 0)
     of_a, of_b = infos["a"], infos["b"]
     given = dict(fields, operator=made, global_a_layout=a, global_b_layout=b)
-    arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *sizes)
-    listed = PROMOTED if made.promote else _table(given, arrays).mappings
-    mapping = fastest(sizes, device, itemsize=a.dtype.itemsize, mappings=listed, products=asked.products)
-    return dataclasses.replace(made, N=mapping.N)
+    arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *asked.sizes)
+    table, listed = narrow_mappings(made, given, asked.sizes, device, products, arrays)
+    supply = table.supply_of(of_a, of_b) if size == 1 else None
+    if supply is not None:
+        listed += can_share(table.clustered, a, b)
+    mapping = fastest(asked.sizes, device, itemsize=size, mappings=listed, supply=supply, products=products)
+    cycles = mapping.cycles(sizes, device, size, supply, products)                      # type: ignore[arg-type]
+    return Narrow(dataclasses.replace(made, N=mapping.N), mapping, cycles / CLOCK)
+
+
+def narrow_mappings(operator: WGMMAOp, values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, products: int,
+                    arrays: OperandArrays | None = None) -> tuple[MappingTable, tuple[CostedTile, ...]]:
+    """The table of plain numbers once it is said what multiplies, and the mappings to choose among: those whose blocks share
+    K by a workspace are among them."""
+    table = BY_PROMOTION if operator.promote else _table(values, arrays)
+    always = getattr(values.get("condition"), "is_always", True)
+    workspace = table.workspace if always and "splits" not in values and sizes is not None else ()
+    shared = by_workspace(sizes or (0, 0, 0), device, products, workspace, table.least_shared, operator.dtype.itemsize)
+    return table, table.mappings + shared
 
 
 def columns_of_scaled(sizes: Sizes, device: DeviceInfo, most: int) -> int:
@@ -374,7 +410,7 @@ def fill(values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, produc
     if set(LIKELY.fields) <= set(values):
         return _fit(values, LIKELY, device, sizes)             # of which nothing is left to take
     table = (algebra_mappings(whole, values) if is_algebra else SCALED if operator.is_scaled
-             else PROMOTED if operator.promote else _table(values).mappings)
+             else narrow_mappings(operator, values, sizes, device, products)[1])
     listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
     completed, made = choose(WgmmaProblem(values, operator, tuple(listed), shares, sizes, products), device).spec
     values.update(completed)

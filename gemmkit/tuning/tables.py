@@ -56,8 +56,12 @@ THREE = (
     (192, 192, "cooperative", 12, (1, 1), 1180, 6000, 0),
     (192, 64, "cooperative", 12, (1, 1), 400, 4500, 0),
 )
+# Two of `ALIGNED` where they leave less of a tile empty (216 x 12256 x 4664 nt: 48.5 us by 2x2 of 128x224, 66.9 by 1x2 of
+# 128x192; 3360 x 88 x 1360 tt 6.8 by 64x96 and 8.4 by 2x1 of 64x64).
+BETWEEN = tuple(row for row in ALIGNED if row[:2] in ((128, 224), (64, 96)))
 # The clusters of these tiles, by M, N and lines of a stage; of the others all three.
-CLUSTERS = {(128, 192, 1): ((1, 2),), (128, 256, 1): ((2, 2), (2, 1)), (256, 128, 1): ((2, 2), (1, 2)),
+CLUSTERS = {(128, 192, 1): ((1, 2), (2, 1)), (128, 224, 1): ((2, 1), (2, 2)), (64, 96, 1): ((1, 1), (2, 1)),
+            (128, 256, 1): ((2, 2), (2, 1)), (256, 128, 1): ((2, 2), (1, 2)),
             (64, 32, 1): (), (64, 32, 2): ((2, 2),), (192, 192, 1): ((1, 2), (2, 1)), (192, 64, 1): ((1, 2),)}
 ALL_CLUSTERS = (1, 2), (2, 1), (2, 2)
 
@@ -69,6 +73,10 @@ SPLIT = (
 )
 # Cycles of a k-tile of 128 and of 64 rows of them where producer warps stage or rewrite an operand, or start copies.
 STAGED_STEPS, COPIED_STEPS = {128: 1300, 64: 1000}, {128: 1265, 64: 1000}
+# The same, by rows and columns, where tiles are transposed in place, A is fetched as it lies, or sums are promoted.
+TRANSPOSED_STEPS = {(128, 128): 1400, (64, 128): 1100, (64, 64): 860}
+ACROSS_STEPS = {(128, 128): 1100, (64, 128): 1000, (64, 64): 810}
+PROMOTED_STEPS = {(128, 128): 600, (64, 128): 400, (64, 64): 300}
 
 # The same by way of a workspace, with any number of shares, from so many k-tiles on; clusters multicast operands
 # (`by_workspace` says how many). Fitted to an H200 (2026-11-22): f16 512 x 512 x 16384, 256 x 256 x 32768, 64 x 64 x 65536,
@@ -111,14 +119,15 @@ TRANSFORMED = (
 )
 # or A, of 32-bit elements across K, is fetched by consumers as it lies (f32 4096^3 and 8192^3 on an H200, 2026-11-23: of
 # cuBLAS's speed 1.05 and 1.03 by 128x256 tiles, 0.84 and 0.95 by 128x192, 0.79 and 0.78 by 256x128, 0.69 and 0.67 by
-# 128x128; tiles of 64 rows are not measured);
+# 128x128; the smaller ones of 24 products of `bench.experiments.random_shapes`, 2026-11-28);
 ACROSS = (
     (128, 256, "cooperative", 8, (1, 1), 1060, 6000, 0),
     (256, 128, "cooperative", 8, (1, 1), 1400, 6000, 0),
     (128, 192, "cooperative", 8, (1, 1), 880, 5000, 0),
-    (128, 128, "cooperative", 8, (1, 1), 800, 4000, 0),
-    (64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
-    (64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
+    (128, 128, "cooperative", 8, (1, 1), 1000, 4000, 0),
+    (64, 128, "cooperative", 4, (1, 1), 1000, 3000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 810, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 700, 2200, 0),
 )
 # or threads start cp.async copies of it (of equal times the tall tile is the first: a contraction of 2048^3 took 55.6 us by
 # it and 68.8 by 128x256, six of TCCG of 6048 and 7056 0.91 to 0.96 of the other's time);
@@ -136,8 +145,9 @@ TRANSPOSED = (
     (256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0),
     (128, 128, "cooperative", 8, (1, 1), 800, 4000, 0),
     (128, 256, "cooperative", 8, (1, 1), 1500, 6000, 0),
-    (64, 64, "cooperative", 4, (1, 1), 500, 2500, 0),
-    (64, 32, "cooperative", 4, (1, 1), 400, 2200, 0),
+    (64, 128, "cooperative", 4, (1, 1), 1100, 3000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 860, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 700, 2200, 0),
 )
 # or TMA cannot take it as it lies in memory, and it comes element by element, by eight producer warps.
 UNALIGNED = (
@@ -162,16 +172,16 @@ SCALED = (
     (64, 64, "cooperative", 4, (1, 1), 330, 2500, 0),
 )
 # Weights of 4 bits that consumers dequantise (swap-AB: M counts columns of B, N rows of A). Behind the cycles stand the
-# bytes along K of a stage's 16-bit elements, and into how many shares blocks of a cluster may divide K. A k-tile takes the
-# more of wgmma's cycles and of those of the instructions (30 a warp, for a k-block of a fragment). None is fitted to times
-# yet.
+# bytes along K of a stage's 16-bit elements, and into how many shares blocks of a cluster may divide K. Fitted to 324 times
+# on an H200 (2026-11-28: 16 to 256 rows of the three layers of `bench.quantised`, by all of these): of 15 products the
+# model's choice is the fastest, of the other three within 12 %.
 DEQUANTISED = (
-    (128, 256, "cooperative", 8, (2, 1), 1100, 4000, 0, 128, 1),
-    (256, 128, "cooperative", 8, (1, 1), 1100, 4000, 0, 128, 1),
-    (192, 128, "cooperative", 12, (1, 1), 850, 4000, 0, 128, 4),
-    (128, 128, "cooperative", 8, (1, 1), 600, 4000, 0, 128, 4),
-    (192, 64, "cooperative", 12, (1, 1), 480, 4000, 0, 256, 4),
-    (128, 64, "cooperative", 8, (1, 1), 330, 4000, 0, 256, 8),
+    (128, 256, "cooperative", 8, (2, 1), 1000, 4000, 0, 128, 1),
+    (256, 128, "cooperative", 8, (1, 1), 1340, 4000, 0, 128, 1),
+    (192, 128, "cooperative", 12, (1, 1), 1000, 4000, 0, 128, 4),
+    (128, 128, "cooperative", 8, (1, 1), 680, 4000, 0, 128, 4),
+    (192, 64, "cooperative", 12, (1, 1), 640, 8000, 0, 256, 4),
+    (128, 64, "cooperative", 8, (1, 1), 445, 4000, 0, 256, 8),
     (64, 64, "cooperative", 4, (1, 1), 250, 4000, 0, 256, 4),
 )
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
@@ -188,13 +198,13 @@ LIKELY_OF_ALGEBRAS = (64, 32, "cooperative", 4, (1, 1), 0, 0, 0)
 #
 # A row: a block's tile (M, N, K), a warp's (M, N), stages, blocks a multiprocessor; nanoseconds of a k-tile where as many
 # blocks as fit share the multiprocessor (neither operand is copied across, A is, B is, both are), of a block that is alone,
-# and of a launch; 0 where no registers are left to merge sums of blocks that share K, 1 where there are, 2 where they are
-# left to stream K, too; and a thread's part on the ordinary units where it is not (4, 8).
+# and of a launch; 0 where no registers are left to merge sums of blocks that share K, 1 where there are, 2 where K is
+# streamed, too; and a thread's part on the ordinary units where it is not (4, 8).
 
 ORDINARY = (                           # float32
     ((128, 128, 16), (64, 32), 3, 2, (1254, 1326, 1340, 1375), 1330, 10500, 0, (8, 4)),
     ((64, 128, 16), (32, 64), 4, 3, (639, 665, 696, 758), 720, 11000, 2),
-    ((128, 64, 16), (64, 32), 4, 3, (638, 727, 667, 763), 730, 11000, 2, (8, 4)),
+    ((128, 64, 16), (64, 32), 4, 3, (638, 727, 667, 763), 730, 11000, 1, (8, 4)),
     ((64, 64, 16), (32, 32), 4, 4, (355, 395, 438, 438), 450, 3500, 2),
     ((32, 64, 32), (16, 32), 3, 4, (420, 479, 511, 572), 535, 2400, 2),
     ((64, 32, 32), (32, 16), 3, 4, (416, 533, 471, 592), 620, 2400, 2, (8, 4)),
@@ -204,10 +214,27 @@ DOUBLE = (                             # float64, by DMMA: nothing is copied acr
     ((128, 128, 32), (32, 64), 3, 1, (2270, 2310, 2270, 2310), 2270, 4000, 0),
     ((128, 128, 32), (64, 32), 3, 1, (2310, 2270, 2310, 2270), 2270, 4000, 0),
     ((64, 128, 32), (32, 32), 3, 1, (1173,) * 4, 1173, 2600, 2),
-    ((64, 64, 16), (32, 32), 4, 3, (302,) * 4, 380, 2500, 1),
+    ((64, 64, 16), (32, 32), 3, 3, (302,) * 4, 380, 2500, 1),
     ((32, 64, 32), (16, 32), 3, 3, (418,) * 4, 430, 2900, 2),
-    ((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 390, 2000, 2),
+    ((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 280, 2000, 2),
 )
+TF32 = (                               # float32 as tf32, by mma.sync
+    ((128, 128, 16), (64, 64), 4, 2, (460,) * 4, 555, 1950, 1),
+    ((64, 128, 32), (32, 64), 3, 2, (595,) * 4, 360, 1130, 2),
+    ((64, 64, 32), (32, 32), 3, 4, (415,) * 4, 275, 1780, 2),
+    ((32, 64, 32), (16, 32), 3, 4, (270,) * 4, 375, 1700, 2),
+    ((16, 64, 64), (16, 16), 5, 2, (425,) * 4, 220, 915, 2),
+    ((16, 32, 128), (16, 8), 4, 1, (550,) * 4, 310, 1200, 2),
+)
+# ns that an element of D takes to be stored, a wave, by the block's tile: of rows that begin at multiples of 16 bytes, and
+# of others. Where K is short this is most of the time (float64 on an H200, 2026-11-28: 14585 x 2128 x 26 takes 81 us by
+# tiles of 64 x 64, of which three a multiprocessor store side by side, and 120 to 134 by larger ones). The tables of
+# float64 and tf32 were fitted to some 260 and 420 times, of 26 and 24 products of `bench.experiments.random_shapes`.
+DOUBLES_STORED = {(128, 128, 32): (0.35, 0.5), (64, 128, 32): (0.38, 0.55), (64, 64, 16): (0.17, 0.39),
+                  (32, 64, 32): (0.27, 0.38), (32, 32, 32): (0.27, 0.4)}
+TF32_STORED = {(128, 128, 16): (0.12,) * 2, (64, 128, 32): (0.16,) * 2, (64, 64, 32): (0.1,) * 2, (32, 64, 32): (0.14,) * 2,
+               (16, 64, 64): (1.04,) * 2, (16, 32, 128): (1.67,) * 2}
+TF32_COPIED = 0.04                     # ns of an element of a k-tile whose rows do not begin at multiples of 16 bytes
 COMPLEX64 = (
     ((128, 128, 8), (32, 64), 4, 1, (2550, 2550, 2550, 2680), 2550, 8000, 0),
     ((64, 64, 16), (32, 32), 3, 3, (1530, 1530, 1530, 1580), 2290, 4700, 2),
