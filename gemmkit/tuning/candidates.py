@@ -22,6 +22,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.quantised import parts_of, refusal
@@ -38,8 +40,8 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import simt, sm80, sm90, tables
-from gemmkit.tuning.model import CLOCK, LINE, Asked, Infos, Proposal, Sizes, by_workspace, fastest
-from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
+from gemmkit.tuning.model import CLOCK, LINE, Asked, CostedTile, Infos, Proposal, Sizes, by_workspace, fastest
+from gemmkit.tuning.operators import EIGHT, SIXTEEN, accumulator_for, algebra_of, operator_for
 from gemmkit.tuning.sm80 import copied, of_half
 from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, RowAlignment, can_share, is_unaligned, is_untouched
 from gemmkit.tuning.store import is_as_new
@@ -471,6 +473,47 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
 def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
     return all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
                for name, layout in (("a", a), ("b", b)))
+
+
+# -- narrow operands, by Hopper's kernel ---------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Narrow:
+    """What multiplies 8-bit operands, or float32 as tf32, and the mapping with the least modelled time."""
+
+    operator: WGMMAOp
+    mapping: CostedTile
+    nanoseconds: float
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The operator and the mapping as fields of a Config."""
+        block = Tile(M=self.mapping.M, N=self.mapping.N, K=self.mapping.depth // self.operator.dtype.itemsize)
+        return dict(self.mapping.fields, operator=self.operator, block_shape=block)
+
+
+def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> Narrow | None:
+    """The operator and the mapping of a product of 8-bit operands, or of float32 as tf32; None where Hopper's kernel is not
+    the one to take. Sums of float8 are promoted to float32 unless ``promote`` is False or K has one portion. Raises
+    ConfigError where the kernel does not take what is given."""
+    (a, b), infos, fields, products = asked.operands, asked.infos, asked.fields, asked.products
+    sizes = tuple(max(1, size) for size in asked.sizes)
+    epilogue = fields.get("epilogue")
+    stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
+    if device.arch[0] != 9 or stores_blocks or set(fields) & MAPPING_FIELDS:
+        return None
+    size, is_promoted = a.dtype.itemsize, promote and a.dtype in EIGHT and asked.sizes[2] > sm90.PROMOTION
+    made = WGMMAOp(sm90.LIKELY.N, dtype=a.dtype, b_dtype=b.dtype, promote=sm90.PROMOTION if is_promoted else 0)
+    of_a, of_b = infos["a"], infos["b"]
+    given = dict(fields, operator=made, global_a_layout=a, global_b_layout=b)
+    arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *asked.sizes)
+    table, listed = sm90.narrow_mappings(made, given, asked.sizes, device, products, arrays)
+    supply = table.supply_of(of_a, of_b) if size == 1 else None
+    if supply is not None:
+        listed += can_share(table.clustered, a, b)
+    mapping = fastest(asked.sizes, device, itemsize=size, mappings=listed, supply=supply, products=products)
+    cycles = mapping.cycles(sizes, device, size, supply, products)                      # type: ignore[arg-type]
+    return Narrow(dataclasses.replace(made, N=mapping.N), mapping, cycles / CLOCK)
 
 
 # -- packed integers --------------------------------------------------------------------------------------------------

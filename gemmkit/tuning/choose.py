@@ -94,7 +94,7 @@ class ProductProblem(Asked, MappingProblem):
             yield _swap_ab(self, device) or self
         else:                                          # on tensor cores, or on the ordinary units
             with suppress(ConfigError):
-                narrow = sm90.narrow(self, device)
+                narrow = candidates.narrow(self, device)
                 if narrow is not None:
                     yield dataclasses.replace(self, fields={**narrow.fields, **self.fields})
                     yield _with_operator(self, narrow.operator)
@@ -226,7 +226,7 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
         raise ConfigError(f"precision={precision!r}: accumulators are float32, but the result holds more; leave it out")
-    narrow = sm90.narrow(asked, device, promote=False)
+    narrow = candidates.narrow(asked, device, promote=False)
     if narrow is None or (a == F32 and not takes_small_mappings() and _suits_mma(asked, device, narrow.nanoseconds)):
         return MMAOp(dtype=a, b_dtype=b)
     return narrow.operator

@@ -214,7 +214,7 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
 def _storing(listed: Iterable[Multistage], stored: dict[tuple[int, int, int], tuple[float, float]],
              asked: Asked) -> tuple[Multistage, ...]:
     """The mappings with what storing D costs, whose rows follow each other where there is no out."""
-    out, itemsize = asked.infos["out"], asked.operands[0].dtype.itemsize
+    out, itemsize = asked.infos.get("out"), asked.operands[0].dtype.itemsize
     is_odd = bool(asked.sizes[1] * itemsize % 16 if out is None else alignment(out) % 16)
     return tuple(dataclasses.replace(one, finish=stored[one.block][is_odd] * one.block[0] * one.block[1]) for one in listed)
 
@@ -223,7 +223,7 @@ def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Pr
     """The operator and the mapping's fields of float32 operands as tf32, by mma.sync. None where threads do not copy them as
     they are, or where it takes longer than ``most`` ns by the model."""
     (a, b), sizes, products = asked.operands, asked.sizes, asked.products
-    given, of_a, of_b = asked.fields.get("operator") or MMAOp(dtype=F32), asked.infos["a"], asked.infos["b"]
+    given, of_a, of_b = asked.fields.get("operator") or MMAOp(dtype=F32), asked.infos.get("a"), asked.infos.get("b")
     if not (a.dtype == b.dtype == given.dtype == F32) or not _are_copied(a, b, asked.fields):
         return None
     copied = [of is not None and alignment(of) % 16 > 0 for of in (of_a, of_b)]
@@ -235,7 +235,8 @@ def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Pr
     if found is None:
         return None
     one, splits = found
-    return None if one.launch(sizes, products, 0, device.sm_count, splits) > most else (given, dict(one.fields, splits=splits))
+    is_slow = one.launch(sizes, products, 0, device.sm_count, splits) > most
+    return None if is_slow else (given, dict(one.fields, splits=splits))
 
 
 def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,

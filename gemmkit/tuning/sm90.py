@@ -52,7 +52,6 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import tables
 from gemmkit.tuning.model import (
-    CLOCK,
     LINE,
     SHORT_LINES,
     UNALIGNED_LINES,
@@ -69,7 +68,7 @@ from gemmkit.tuning.model import (
     with_rows_exchanged,
     with_second_pass,
 )
-from gemmkit.tuning.operators import EIGHT, SIXTEEN, result_dtype
+from gemmkit.tuning.operators import SIXTEEN, result_dtype
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 MOST_STAGES = 8
@@ -105,6 +104,7 @@ CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
 STREAMED, STREAMED_CLUSTERED = streaming(MAPPINGS), streaming(CLUSTERED)
 SPLIT = tuple(one for row in tables.SPLIT for shares in tables.SHARES for one in mappings_of([row], splits=shares))
 ALONE = tuple(one for one in mappings_of(tables.WORKSPACE) if one.cluster == (1, 1))    # no blocks share operands
+SMALL_SPLIT = tuple(one for shares in tables.SHARES[:2] for one in mappings_of([tables.SMALL_SPLIT], splits=shares))
 STAGED_SPLIT = _stepping(SPLIT, tables.STAGED_STEPS)
 STAGED = mappings_of(tables.STAGED, order=Hilbert()) + STAGED_SPLIT
 REWRITTEN = mappings_of(tables.REWRITTEN, order=Hilbert()) + STAGED_SPLIT
@@ -300,53 +300,18 @@ def _shareable_of(table: MappingTable, is_aligned: bool, a: Any, b: Any) -> tupl
     return can_share(table.mappings, a, b), can_share(table.aligned if is_aligned else table.clustered, a, b)
 
 
-@plain_dataclass(frozen=True)
-class Narrow:
-    """What multiplies 8-bit operands, or float32 as tf32, and the mapping with the least modelled time."""
-
-    operator: WGMMAOp
-    mapping: CostedTile
-    nanoseconds: float
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The operator and the mapping as fields of a Config."""
-        block = Tile(M=self.mapping.M, N=self.mapping.N, K=self.mapping.depth // self.operator.dtype.itemsize)
-        return dict(self.mapping.fields, operator=self.operator, block_shape=block)
-
-
-def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> Narrow | None:
-    """The operator and the mapping of a product of 8-bit operands, or of float32 as tf32; None where Hopper's kernel is not
-    the one to take. Sums of float8 are promoted to float32 unless ``promote`` is False. Raises ConfigError where the kernel
-    does not take what is given."""
-    (a, b), infos, fields, products = asked.operands, asked.infos, asked.fields, asked.products
-    sizes = tuple(max(1, size) for size in asked.sizes)
-    epilogue = fields.get("epilogue")
-    stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
-    if device.arch[0] != 9 or stores_blocks or set(fields) & MAPPING_FIELDS:
-        return None
-    is_float, size = a.dtype in EIGHT, a.dtype.itemsize
-    made = WGMMAOp(LIKELY.N, dtype=a.dtype, b_dtype=b.dtype, promote=PROMOTION if is_float and promote and asked.sizes[2] > PROMOTION else 0)
-    of_a, of_b = infos["a"], infos["b"]
-    given = dict(fields, operator=made, global_a_layout=a, global_b_layout=b)
-    arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *asked.sizes)
-    table, listed = narrow_mappings(made, given, asked.sizes, device, products, arrays)
-    supply = table.supply_of(of_a, of_b) if size == 1 else None
-    if supply is not None:
-        listed += can_share(table.clustered, a, b)
-    mapping = fastest(asked.sizes, device, itemsize=size, mappings=listed, supply=supply, products=products)
-    cycles = mapping.cycles(sizes, device, size, supply, products)                      # type: ignore[arg-type]
-    return Narrow(dataclasses.replace(made, N=mapping.N), mapping, cycles / CLOCK)
-
-
 def narrow_mappings(operator: WGMMAOp, values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, products: int,
                     arrays: OperandArrays | None = None) -> tuple[MappingTable, tuple[CostedTile, ...]]:
     """The table of plain numbers once it is said what multiplies, and the mappings to choose among: those whose blocks share
     K by a workspace are among them."""
     table = BY_PROMOTION if operator.promote else _table(values, arrays)
+    sizes, itemsize = sizes or (0, 0, 0), operator.dtype.itemsize
     always = getattr(values.get("condition"), "is_always", True)
-    workspace = table.workspace if always and "splits" not in values and sizes is not None else ()
-    shared = by_workspace(sizes or (0, 0, 0), device, products, workspace, table.least_shared, operator.dtype.itemsize)
+    workspace = table.workspace if always and "splits" not in values else ()
+    shared = by_workspace(sizes, device, products, workspace, table.least_shared, itemsize)
+    step = next((one.step for one in table.mappings if (one.M, one.N) == tables.SMALL_SPLIT[:2]), None)
+    if itemsize != 2 and step is not None and sizes[2] * itemsize >= tables.LEAST_SMALL * LINE:
+        shared += tuple(dataclasses.replace(one, step=step) for one in SMALL_SPLIT)
     return table, table.mappings + shared
 
 

@@ -19,7 +19,18 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, attention, contractions, groups, limit, minplus, specs, stacks, tensor_limit
+from bench.experiments import (
+    algebras,
+    attention,
+    contractions,
+    groups,
+    limit,
+    minplus,
+    random_shapes,
+    specs,
+    stacks,
+    tensor_limit,
+)
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -83,7 +94,7 @@ def measured(case: Any, host: Emulated | None = None) -> dict[str, Any]:
 
 
 def tiny(case: Any, m: int = 24, n: int = 16, k: int = 32) -> Any:
-    fewer = {"count": 3} if isinstance(case, stacks.Stack) else {}
+    fewer = {"count": min(3, case.count)} if isinstance(case, (stacks.Stack, random_shapes.Drawn)) else {}
     return dataclasses.replace(case, m=m, n=n, k=k, **fewer)
 
 
