@@ -168,7 +168,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         out, keywords = result(out, keywords)
     try:
         found = multiply(a, b, c, conf, out, stream, keywords, folded)
-        return None if out is None and is_discarded(keywords, conf) else found
+        return None if out is None and (keywords or conf is not None) and is_discarded(keywords, conf) else found
     except RequiresGradient:                                          # nothing has been launched or written
         if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
             raise                                                     # a component's tensor, or out itself

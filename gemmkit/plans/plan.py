@@ -121,6 +121,8 @@ class Plan:
         self.ranges = {problem.given_as(name): found for name, found in self._compiled.ranges.items()}
         self._watch(self._parts)
         self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
+        called = self._call_of_matrices if self._joined else self._call
+        self._called: Any = called if not self._discards else lambda *given: (called(*given), None)[1]
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
         """Make `stands`: None where these components have no code of the user's, and captured nothing."""
@@ -184,8 +186,7 @@ class Plan:
         """
         if self.stands is not None:
             self.current()
-        found = (self._call_of_matrices if self._joined else self._call)(None, a, b, c, out, stream)
-        return None if self._discards else found
+        return self._called(None, a, b, c, out, stream)
 
     def _call_of_matrices(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
@@ -479,16 +480,14 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     Where there is no plan yet ``otherwise`` is asked first, with the same arguments: what it returns is the result, unless
     that is None.
     """
-    if current_mode() is not None:
-        if keywords:
-            return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
-        return _planned(None, a, b, c, conf, out, stream, otherwise)
     seen = _quickly(a, b, c, conf, keywords) if keywords or c is not None else (id(conf), (a, b), _NO_C, (), ())
     if seen is not None:
         rest, arrays, behind, held, _ = seen
-        found = _seen.again(rest, arrays, behind, held, out, stream)
+        found = _again(rest, arrays, behind, held, out, stream)
         if found is not None:
             return found
+        if current_mode() is not None:
+            seen = None
     if keywords:
         return _with_components(seen, a, b, c, conf, out, stream, keywords, otherwise)
     return _planned(seen, a, b, c, conf, out, stream, otherwise)
@@ -501,6 +500,7 @@ Seen = tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any]
 
 
 _NO_C = 0,                             # what stands for the address of a c that is not given
+_again = _seen.again                   # (a name costs less than an attribute)
 
 
 def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
@@ -511,9 +511,11 @@ def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[Know
 
 
 def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any]) -> Seen | None:
-    """None where a component says more than is quickly seen."""
+    """None where a component says more than is quickly seen, and in the emulator."""
     if not keywords:
         return (id(conf), (a, b), _NO_C, (), ()) if c is None else (id(conf), (a, b, c), (), (), ())
+    if current_mode() is not None:
+        return None
     key: list[Any] = [id(conf)]
     brought: list[Any] = []
     arrays = [a, b] if c is None else [a, b, c]
@@ -526,7 +528,9 @@ def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, An
             key.append(value)
         else:
             return None
-    numbers = brought if len(arrays) == count else [value for value in brought if value is not components.ADDRESS]
+    count = len(arrays) - count
+    numbers = brought if not count else () if count == len(brought) else [
+        value for value in brought if value is not components.ADDRESS]
     return tuple(key), tuple(arrays), (0, *numbers) if c is None else tuple(numbers), tuple(numbers), brought
 
 

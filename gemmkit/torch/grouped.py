@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from operator import or_
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -447,7 +447,7 @@ def _compute_scaled(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, sca
         return _scaled((out_dtype, use_fast_accum), arrays, None, None, described)
 
 
-def _factor(scale: torch.Tensor, along: str) -> Scale:
+def _factor(scale: torch.Tensor, along: Literal["M", "N"]) -> Scale:
     """Of one element, in memory; else of each row or column."""
     return Scale(scale.reshape(()) if scale.numel() == 1 else scale.select(1 if along == "M" else 0, 0), along)
 
