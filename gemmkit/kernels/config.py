@@ -37,7 +37,8 @@ from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, ColumnInterleaved, GlobalLayout, Plain, ResultLayout, Zero
 from gemmkit.layouts.joined import OCTET
 from gemmkit.operators import Operator
-from gemmkit.operators.algebra import Algebra, units
+from gemmkit.operators.algebra import Algebra
+from gemmkit.operators.base import units
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform

@@ -241,8 +241,7 @@ def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Collection[typ
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         kind = runtime.get(field.name)
         text = kind.__name__ if kind is not None else str(field.type) if _is_shipped(cls, field.name) else ""
-        words = words_of(text)
-        if words is not None:
+        if words := words_of(text):
             rules.append((field.name, _OneOf(words), " or ".join(f'"{word}"' for word in words), (), field.default))
         if text in _CHECKS:
             rules.append((field.name, *_CHECKS[text], SURE.get(text, ()), field.default))

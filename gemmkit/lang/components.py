@@ -295,7 +295,7 @@ else:
             return dataclasses.dataclass(cls, **how)
         dataclasses.dataclass(cls, **{**how, "repr": False, "eq": False, "init": False})
         own = vars(cls)
-        if "__init__" not in own:
+        if how.get("init", True) and "__init__" not in own:
             _add_init(cls)
         if own.get("__hash__") is None:                       # as Python has it: where the class says nothing of its own
             cls.__hash__ = _hash
@@ -308,10 +308,10 @@ else:
 SURE: dict[str, set[type]] = {"str": {str}, "bool": {bool}, "float": {float}, "Scalar": {float}, "Array": set()}
 
 
-def words_of(annotation: Any) -> tuple[str, ...] | None:
-    """The words that ``Literal["M", "N"]`` allows; None for another annotation."""
+def words_of(annotation: Any) -> tuple[str, ...]:
+    """The words that ``Literal["M", "N"]`` allows; none for another annotation."""
     text = str(annotation)
-    return ast.literal_eval(f"({text[8:-1]},)") if text.startswith("Literal[") else None
+    return ast.literal_eval(f"({text[8:-1]},)") if text.startswith("Literal[") else ()
 
 
 def _add_init(cls: Any) -> None:
@@ -328,7 +328,7 @@ def _add_init(cls: Any) -> None:
         (keyword_only if field.kw_only else arguments).append(field.name + f"=of_{field.name}" * has_default)
         body.append(f"own[{field.name!r}] = {field.name}")
         words = words_of(field.type)
-        space[f"sure_{field.name}"] = SURE.get(str(field.type), ()) if words is None else words
+        space[f"sure_{field.name}"] = words or SURE.get(str(field.type), ())
         sure.append(f"type({field.name}) is str and {field.name} in sure_{field.name}" if words else
                     f"type({field.name}) in sure_{field.name}")
     checks = getattr(cls.__post_init__, "checks_fields_alone", False)

@@ -30,9 +30,8 @@ from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
-from gemmkit.plans.compiled import OPERANDS, normaliser_of
+from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
-from gemmkit.plans.ozaki import compiled_of
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -56,6 +55,16 @@ from gemmkit.runtime.device import check_stream, stream_finder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+def compiled_of(call: Call, given: ArrayInfo) -> Compiled:
+    """The kernels of a call whose result is the array ``given``."""
+    if call.moduli and 0 not in (call.M, call.N, call.K, call.products):
+        from gemmkit.plans.ozaki import OzakiProduct, why_plain  # other products need none of its kernels
+
+        if not call.is_auto or why_plain(call) is None:
+            return OzakiProduct(call, given)
+    return Compiled(call, given)
 
 
 class CallValues(NamedTuple):

@@ -41,7 +41,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import View
 from gemmkit.lang.registers import Fragment, fold, registers
 from gemmkit.operators import FPUOp
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.ptx.memory import pack_narrow, shared, unpack_narrow
 from gemmkit.ptx.registers import opaque, pinned, shared_place
 from gemmkit.ptx.special import barrier, carried, rolled, thread_index, udiv, uniform
