@@ -260,7 +260,7 @@ def _compute_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor,
         w, v, turned = _right(gate, up)
         programs.gated_groups(h, g if kept else None, u if kept else None, _lines(x), w, v, token, bounds, turned, f)
         w, turned = _right(down)
-        programs.scattered_groups(found, h, w, order, bounds, _sorted_weights(weights, order), turned)
+        programs.scattered_groups(found, h, None, w, None, order, bounds, _sorted_weights(weights, order), turned)
         return torch.sum(found.view(*weights.shape, -1), 1, out=y), g, u
 
 
@@ -305,7 +305,7 @@ def _compute_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: torc
         of_groups(of_down, h, grad, bounds, token)
         found_x = x.new_empty(rows, x.shape[1])
         w, v, turned = _right(gate.mT, up.mT)
-        programs.scattered_sums(found_x, dg, du, w, v, order, bounds, turned)
+        programs.scattered_groups(found_x, dg, du, w, v, order, bounds, None, turned)
         torch.sum(found_x.view(*weights.shape, -1), 1, out=of_x)
         of_weights.view(-1)[order] = of_rows.to(weights.dtype)
         return found

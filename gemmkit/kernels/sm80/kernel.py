@@ -125,7 +125,7 @@ def compute_tile(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: Stac
     if finishes:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
-        store_d(spec, accumulators, d_shared, place, warp)
+        store_d(spec, accumulators, d_shared, place, warp, spec.warps)
         barrier()
 
         # 6. D: shared -> global.
