@@ -486,7 +486,7 @@ def seen(component: Component, key: list[Any], brought: list[Any], arrays: list[
     ([2.0], [0])
     """
     known, count, given = len(key), len(brought), 0 if arrays is None else len(arrays)
-    read = _readers.get(type(component)) or _reader_of(type(component))
+    read = READERS.get(type(component)) or _reader_of(type(component))
     if read is None or not read(component, key, brought, arrays):
         del key[known:], brought[count:]
         if arrays is not None:
@@ -551,7 +551,7 @@ def _read(value: Any, is_scalar: bool, key: list[Any], brought: list[Any], array
     """`seen` of a field's value, or of a component of gemmkit's own, whose code nobody changes. False, with both half done,
     for one with code of the user's, or with values that cannot be told from others so quickly."""
     kind = type(value)
-    read = _readers.get(kind) or (_reader_of(kind) if isinstance(value, Component) else None)
+    read = READERS.get(kind) or (_reader_of(kind) if isinstance(value, Component) else None)
     if read is not None:
         return read(value, key, brought, arrays)
     if arrays is not None and kind in KEYS:
@@ -578,7 +578,8 @@ def _read(value: Any, is_scalar: bool, key: list[Any], brought: list[Any], array
 
 
 _CONSTANTS = frozenset((bool, int, str))
-_readers: dict[type, Callable[..., bool]] = {}
+#: Of classes whose components have come before what reads one: `seen` where it answers True, else both are half done.
+READERS: dict[type, Callable[..., bool]] = {}
 #: What a field's reader tries first, by the field's annotation: a condition, and what it does then.
 _QUICK = {
     "Array": ("arrays is not None and type(x) in KEYS", "arrays.append(x); key.append(ADDRESS); brought.append(ADDRESS)"),
@@ -599,9 +600,9 @@ def _reader_of(cls: type) -> Callable[..., bool] | None:
         quick, then = _QUICK.get("str" if text.startswith("Literal[") else text, _OF_COMPONENT)
         lines += [f"x = component.{name}", f"if {quick}:", f"    {then}",
                   f"elif not read_value(x, {is_scalar}, key, brought, arrays):", "    return False"]
-    space = {"cls": cls, "KEYS": KEYS, "ADDRESS": ADDRESS, "readers": _readers, "read_value": _read}
+    space = {"cls": cls, "KEYS": KEYS, "ADDRESS": ADDRESS, "readers": READERS, "read_value": _read}
     exec("\n    ".join((*lines, "return True")), space)
-    found = _readers[cls] = cast("Callable[..., bool]", space["read_all"])
+    found = READERS[cls] = cast("Callable[..., bool]", space["read_all"])
     return found
 
 

@@ -519,7 +519,8 @@ def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[Know
     return (None, ()) if seen is None else _seen.find(*seen[:3], out)
 
 
-def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any]) -> Seen | None:
+def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any],
+             readers: dict[type, Callable[..., bool]] = components.READERS) -> Seen | None:
     """None where a component says more than is quickly seen, and in the emulator."""
     if not keywords:
         return (id(conf), (a, b), _NO_C, (), ()) if c is None else (id(conf), (a, b, c), (), (), ())
@@ -531,7 +532,11 @@ def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, An
     count = len(arrays)
     for name, value in keywords.items():
         key.append(name)
-        if isinstance(value, Component):
+        read = readers.get(type(value))
+        if read is not None:
+            if not read(value, key, brought, arrays):
+                return _quickly(a, b, c, conf, keywords, {})
+        elif isinstance(value, Component):
             components.seen(value, key, brought, arrays)
         elif value is None or (name in PLAIN and isinstance(value, (str, type, np.dtype))):
             key.append(value)
@@ -586,6 +591,8 @@ def _with_components(seen: Seen | None, a: Any, b: Any, c: Any, conf: Config | N
                      keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
     """A call with components, which are frozen; it is known by what is quickly seen from then on, where that is all."""
     keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
+    if not keywords:
+        return _planned(seen, a, b, c, conf, out, stream, otherwise)
     frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
     sizes = (sizes_given(sizes.gemm_shape), sizes.stated) if isinstance(sizes, CallSizes) else sizes_given(sizes)
