@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kernels.config import KEYWORDS, Config, Keywords, names_keywords
+from gemmkit.kernels.config import Config, Keywords, given, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix, result, unwrapped
@@ -155,7 +155,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     """
     keywords: dict[str, Any] = others                                 # type: ignore[assignment]
     if isinstance(a, Matrix) or isinstance(b, Matrix):
-        keywords = _given(keywords)
+        keywords = given(keywords)
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way
             return product(a, b, c, conf, out, stream, **keywords)
@@ -171,12 +171,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
             raise                                                     # a component's tensor, or out itself
     recording = import_module("gemmkit.torch.autograd")               # which imports PyTorch, and calls this function
-    return recording.recorded(a, b, c, conf, out, stream, _given(keywords))
-
-
-def _given(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are None, which are not given."""
-    return {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
+    return recording.recorded(a, b, c, conf, out, stream, given(keywords))
 
 
 def is_discarded(keywords: dict[str, Any], conf: Config | None) -> bool:

@@ -646,6 +646,11 @@ class ChosenFields(Components, total=False):
 KEYWORDS = tuple(Keywords.__annotations__)
 
 
+def given(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that are None, which are not given."""
+    return {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
+
+
 def names_keywords(function: F) -> F:
     """Name the keywords of a function's ``**keywords: Unpack[T]``, T a `TypedDict` such as `Keywords`, in its signature and
     in its docstring's rows: for ``help``, and editors that ask `inspect`. ``**others: NoReturn`` names none."""

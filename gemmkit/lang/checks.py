@@ -215,7 +215,7 @@ def check_fields(component: Any, *_: Any) -> None:
         if type(value) in sure or (value is default and value is None):
             continue
         if not check(value):
-            if isinstance(value, str) and isinstance(check, _OneOf):
+            if isinstance(value, str) and wanted.startswith('"'):                      # a word, and none of a ``Literal``'s
                 raise ValueError(f"{type(component).__qualname__}({name}={_short(value)}): {wanted} is needed")
             given = f"{_short(value)} ({type(value).__qualname__}) is not" if wanted == _NUMBER else (
                 f"got {type(value).__qualname__};" if wanted == _ARRAY else f"{_short(value)};")
@@ -242,17 +242,11 @@ def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Collection[typ
         kind = runtime.get(field.name)
         text = kind.__name__ if kind is not None else str(field.type) if _is_shipped(cls, field.name) else ""
         if words := words_of(text):
-            rules.append((field.name, _OneOf(words), " or ".join(f'"{word}"' for word in words), (), field.default))
+            rules.append((field.name, lambda x, words=words: isinstance(x, str) and x in words,
+                          " or ".join(f'"{word}"' for word in words), (), field.default))
         if text in _CHECKS:
             rules.append((field.name, *_CHECKS[text], SURE.get(text, ()), field.default))
     return tuple(rules)
-
-
-class _OneOf(frozenset[str]):
-    """The words of a ``Literal``; called, whether a value is one."""
-
-    def __call__(self, x: Any) -> bool:
-        return isinstance(x, str) and x in self
 
 
 def _is_shipped(cls: type, field: str) -> bool:

@@ -320,12 +320,10 @@ def _add_init(cls: Any) -> None:
     space: dict[str, Any] = {}
     arguments, keyword_only, body, sure = list[str](), list[str](), ["own = self.__dict__"], list[str]()
     for field in dataclasses.fields(cls):
-        if not field.init or field.default_factory is not dataclasses.MISSING:
-            raise TypeError(f"{cls.__qualname__}.{field.name}: fields of gemmkit's components are arguments, with a default "
-                            "or without")
-        has_default = field.default is not dataclasses.MISSING
+        assert field.init and field.default_factory is dataclasses.MISSING, f"{cls.__qualname__}.{field.name}"
         space[f"of_{field.name}"] = field.default
-        (keyword_only if field.kw_only else arguments).append(field.name + f"=of_{field.name}" * has_default)
+        default = f"=of_{field.name}" if field.default is not dataclasses.MISSING else ""
+        (keyword_only if field.kw_only else arguments).append(field.name + default)
         body.append(f"own[{field.name!r}] = {field.name}")
         words = words_of(field.type)
         space[f"sure_{field.name}"] = words or SURE.get(str(field.type), ())

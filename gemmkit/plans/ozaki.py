@@ -312,10 +312,8 @@ class ResidueProblem(MappingProblem):
     def specialise(self, mapping: int | None, device: DeviceInfo) -> Choice:
         if mapping is None:
             return Choice(None)
-        fields: dict[str, Any] = {}
-        if mapping == 256:
-            fields = dict(block_shape=Tile(M=128, N=256, K=128), warps_per_block=8, schedule="cooperative",
-                          cluster=Tile(M=2, N=1))
+        fields: dict[str, Any] = {} if mapping < 256 else dict(
+            block_shape=Tile(M=128, N=256, K=128), warps_per_block=8, schedule="cooperative", cluster=Tile(M=2, N=1))
         return Choice(get_config(operator=WGMMAOp(mapping, dtype="int8"), global_a_layout=RowMajor(I8),
                                  global_b_layout=ColMajor(I8), global_d_layout=RowMajor(U8), epilogue=self.epilogue,
                                  device=device, **fields))

@@ -25,7 +25,7 @@ from gemmkit.components import (
     without_arrays,
 )
 from gemmkit.emulator.mode import current_mode, world
-from gemmkit.kernels.config import KEYWORDS, Config, Keywords, names_keywords, sizes_given
+from gemmkit.kernels.config import Config, Keywords, given, names_keywords, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
@@ -129,8 +129,9 @@ class Plan:
         self._parts = {problem.given_as(name): part for name, part in self._compiled.parts.items()}
         self.ranges = {problem.given_as(name): found for name, found in self._compiled.ranges.items()}
         self._watch(self._parts)
-        self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
-        called = self._call_of_matrices if self._joined else self._call
+        #: `__call__` with values of components (`with_components`; None: the plan's), whose code has been looked at.
+        self.run: Any = self._call_on_host if self._device < 0 else self._call_on_device()
+        called = self._call_of_matrices if self._joined else self.run
         self._called: Any = called if not self._discards else lambda *given: (called(*given), None)[1]
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
@@ -204,11 +205,11 @@ class Plan:
         a, b = arrays(a, b, (c, out))
         frozen = frozen_components(self._compiled.problem.given, layouts, self._joined)
         if not frozen:
-            return self._call(brought, a, b, c, out, stream)
+            return self.run(brought, a, b, c, out, stream)
         if self._device < 0:
             infos, conf, keywords = self._origin
             return self._emulate(a, b, c, out, self._resolve(infos, conf, {**keywords, **layouts}))
-        return self._call(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
+        return self.run(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
 
     def with_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
                         out: Any) -> CallValues:
@@ -255,11 +256,6 @@ class Plan:
                 return
         theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
-
-    def run(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-        """`__call__` with values of components (`with_components`; None: the plan's), whose code has been looked
-        at."""
-        return self._call(brought, a, b, c, out, stream)
 
     def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
         """Launch the product of arrays at these addresses (out, a, b, c; 0: none) on a stream's handle. They must be of the
@@ -330,8 +326,8 @@ class Plan:
                 start = planned if brought is None else starts.get(brought.slots)
                 if start is None:
                     start = self.start(() if brought is None else brought.slots)
-                    if self._call is not call:                   # code has changed, and with it the plan
-                        return self._call(brought, a, b, c, out, stream)
+                    if self.run is not call:                   # code has changed, and with it the plan
+                        return self.run(brought, a, b, c, out, stream)
                     planned = starts.get(())
                 start(handle, given if brought is None else given + brought.values)
             return out
@@ -457,7 +453,7 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     gemmkit.plan(diagonals, a), gemmkit.plan(diagonals, a)(diagonals, a).shape
     (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
-    made = Plan(a, b, c, out, conf, {name: x for name, x in keywords.items() if x is not None or name not in KEYWORDS})
+    made = Plan(a, b, c, out, conf, given(keywords))
     if made._device >= 0 and made._has_work:
         made.start()
     return made
@@ -590,7 +586,7 @@ def _kind(x: Any, name: str) -> Any:
 def _with_components(seen: Seen | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
                      keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
     """A call with components, which are frozen; it is known by what is quickly seen from then on, where that is all."""
-    keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
+    keywords = given(keywords)
     if not keywords:
         return _planned(seen, a, b, c, conf, out, stream, otherwise)
     frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}

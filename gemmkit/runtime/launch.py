@@ -371,8 +371,7 @@ def _prepared(
             mine = bound.frame()
         config, at_config, pointers, buffer, packed, whose = mine
         if whose is not images:
-            config.grid, mine[5] = grid, images
-            packed = None
+            config.grid, mine[5], packed = grid, images, None
         if addresses != packed:
             buffer.raw = images.get(addresses) or image_of(addresses)
             mine[4] = addresses

@@ -563,8 +563,6 @@ class _Eager(torch.autograd.Function):
 #: A B of matrices, or ``(x, weight, True, operator, bias)`` of a `layer`, whose call is `known`, recorded. What autograd
 #: functions do in front of this is for tensors of transforms, and takes as long as a product's look-up.
 record = super(torch.autograd.Function, _Eager).apply
-
-
 _of_a, _of_b = Door(), Door()          # gradients, of the tensors that they are products of
 
 
