@@ -205,7 +205,7 @@ def syrk(uplo: str | int, trans: str | int, alpha: Any, a: Any, beta: Any, c: An
     ...     syrk("L", "N", 2.0, a, 1.0, c).tolist()
     [[11.0, 1.0], [23.0, 51.0]]
     """
-    turned = ("N", "T") if _choice(trans, "trans", "NT") == "N" else ("T", "N")
+    turned = ("N", "T") if _letter(trans, "trans", "NT") == "N" else ("T", "N")
     half = Half(_half(uplo), False)
     return _combined(turned, alpha, _not_dual(a, "a"), a, beta, _not_dual(c, "c"), half, operator, conf, precision, stream)
 
@@ -239,7 +239,7 @@ def herk(uplo: str | int, trans: str | int, alpha: float, a: Any, beta: float, c
     for name, x in (("alpha", alpha), ("beta", beta)):
         if isinstance(x, (complex, np.complexfloating)):
             raise TypeError(f"{name}={x!r}: a real number is needed; no other multiple of a Hermitian matrix is Hermitian")
-    turned = ("N", "C") if _choice(trans, "trans", "NC") == "N" else ("C", "N")
+    turned = ("N", "C") if _letter(trans, "trans", "NC") == "N" else ("C", "N")
     half = Half(_half(uplo), True)
     return _combined(turned, alpha, _not_dual(a, "a"), a, beta, _not_dual(c, "c"), half, operator, conf, None, stream)
 
@@ -270,7 +270,7 @@ def symm(side: str | int, uplo: str | int, alpha: Any, a: Any, b: Any, beta: Any
     [[1.0, 2.0], [2.0, 3.0]]
     """
     left = SymmetricMatrix(_not_dual(a, "a"), _half(uplo), hermitian)
-    first, second = (left, b) if _choice(side, "side", "LR") == "L" else (b, left)
+    first, second = (left, b) if _letter(side, "side", "LR") == "L" else (b, left)
     return gemmEx("N", "N", alpha, first, second, beta, c, operator=operator, conf=conf, stream=stream)
 
 
@@ -300,26 +300,15 @@ def trmm(side: str | int, uplo: str | int, transa: str | int, diag: str | int, a
     ...     trmm("L", "L", "T", "U", 1.0, a, np.eye(2, dtype=np.float32), c).tolist()
     [[1.0, 2.0], [0.0, 1.0]]
     """
-    left = TriangularMatrix(_not_dual(a, "a"), _half(uplo), _choice(diag, "diag", "NU") == "U")
+    left = TriangularMatrix(_not_dual(a, "a"), _half(uplo), _letter(diag, "diag", "NU") == "U")
     op = _letter(transa, "transa")
-    if _choice(side, "side", "LR") == "L":
+    if _letter(side, "side", "LR") == "L":
         return gemmEx(op, "N", alpha, left, b, 0.0, c, operator=operator, conf=conf, stream=stream)
     return gemmEx("N", op, alpha, b, left, 0.0, c, operator=operator, conf=conf, stream=stream)
 
 
-def _choice(given: Any, argument: str, letters: str) -> str:
-    """One of two letters, also of small ones, and of cuBLAS's numbers (those of CUBLAS_OP_N, _T and _C for an operation).
-    Raises ValueError for another."""
-    numbers = dict(enumerate("NTC" if argument == "trans" else "LU" if argument == "uplo" else letters))
-    is_number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-    found = numbers.get(int(given)) if is_number else given.upper() if isinstance(given, str) else None
-    if found is None or found not in tuple(letters):
-        raise ValueError(f'{argument} is {given!r}; "{letters[0]}" or "{letters[1]}" is needed')
-    return found
-
-
 def _half(uplo: Any) -> str:
-    return "lower" if _choice(uplo, "uplo", "LU") == "L" else "upper"
+    return "lower" if _letter(uplo, "uplo", "LU") == "L" else "upper"
 
 
 def _not_dual(x: Any, name: str) -> Any:
@@ -337,14 +326,16 @@ class _Operand(NamedTuple):
     info: ArrayInfo | None
 
 
-def _letter(trans: Any, argument: str) -> str:
-    """"N", "T" or "C", also of small letters, which BLAS takes, and of CUBLAS_OP_N, CUBLAS_OP_T and CUBLAS_OP_C: 0, 1 and 2.
-    Raises ValueError for another."""
-    if isinstance(trans, (int, np.integer)) and not isinstance(trans, bool) and 0 <= trans < 3:
-        return "NTC"[trans]
-    if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
-        raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
-    return trans.upper()
+def _letter(given: Any, argument: str, letters: str = "NTC") -> str:
+    """One of these letters, also of small ones, which BLAS takes, and of cuBLAS's numbers (CUBLAS_OP_N, CUBLAS_OP_T and
+    CUBLAS_OP_C are 0, 1 and 2). Raises ValueError for another."""
+    numbers = dict(enumerate("NTC" if argument.startswith("trans") else "LU" if argument == "uplo" else letters))
+    is_number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    found = numbers.get(int(given)) if is_number else given.upper() if isinstance(given, str) else None
+    if found is None or found not in tuple(letters):
+        *first, last = [f'"{letter}"' for letter in letters]
+        raise ValueError(f"{argument} is {given!r}; {', '.join(first)} or {last} is needed")
+    return found
 
 
 def _operated(trans: str, x: Any, name: str, operator: Any = None) -> tuple[Any, _Operand]:

@@ -28,12 +28,12 @@ import dataclasses
 import math
 import typing
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import repeat
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -486,7 +486,8 @@ def seen(component: Component, key: list[Any], brought: list[Any], arrays: list[
     ([2.0], [0])
     """
     known, count, given = len(key), len(brought), 0 if arrays is None else len(arrays)
-    if not _read(component, key, brought, arrays):
+    read = READERS.get(type(component)) or _reader_of(type(component))
+    if read is None or not read(component, key, brought, arrays):
         del key[known:], brought[count:]
         if arrays is not None:
             del arrays[given:]
@@ -497,7 +498,7 @@ def seen(component: Component, key: list[Any], brought: list[Any], arrays: list[
 
 def slots_of(component: Component) -> list[int]:
     """Where among its leaves each of what `seen` says that it brings stands."""
-    return _read_slots(component) if _read(component, [], []) else list(range(len(frozen(component).leaves)))
+    return _read_slots(component) if _read(component, False, [], []) else list(range(len(frozen(component).leaves)))
 
 
 class FrozenComponents(NamedTuple):
@@ -546,60 +547,70 @@ def number(value: Any) -> Any:
 ADDRESS = "address"
 
 
-def _read(component: Component, key: list[Any], brought: list[Any], arrays: list[Any] | None = None) -> bool:
-    """`seen` of a component of gemmkit's own, whose code nobody changes. False, with both half done, for one with code of
-    the user's, or with values that cannot be told from others so quickly."""
-    cls = type(component)
-    read = _fields.get(cls)
-    if read is None and (read := _fields_of(cls)) is None:
+def _read(value: Any, is_scalar: bool, key: list[Any], brought: list[Any], arrays: list[Any] | None = None) -> bool:
+    """`seen` of a field's value, or of a component of gemmkit's own, whose code nobody changes. False, with both half done,
+    for one with code of the user's, or with values that cannot be told from others so quickly."""
+    kind = type(value)
+    read = READERS.get(kind) or (_reader_of(kind) if isinstance(value, Component) else None)
+    if read is not None:
+        return read(value, key, brought, arrays)
+    if arrays is not None and kind in KEYS:
+        arrays.append(value)
+        key.append(ADDRESS)
+        brought.append(ADDRESS)
+    elif kind is float and is_scalar:
+        key.append(kind)
+        brought.append(value if value else exact(value))
+    elif kind is int and is_scalar and -2**31 <= value < 2**31:         # others are of another type in a kernel
+        key.append(kind)
+        brought.append(value)
+    elif kind in _CONSTANTS and not is_scalar:
+        key += kind, value
+    elif value is None or isinstance(value, (np.dtype, type)) or (kind is FunctionType and _is_constant(value)):
+        key.append(value)
+    elif kind in KEYS or is_array(value):
+        at, of_array = KEYS.get(kind, key_of)(value, "")
+        key += of_array, at & 15
+        brought.append(at)
+    else:
         return False
-    key.append(cls)
-    for name, is_scalar in read:
-        value = getattr(component, name)
-        kind = type(value)
-        if kind in _fields:                            # a component that has been read before
-            if not _read(value, key, brought, arrays):
-                return False
-        elif arrays is not None and kind in KEYS:
-            arrays.append(value)
-            key.append(ADDRESS)
-            brought.append(ADDRESS)
-        elif kind is float and is_scalar:
-            key.append(kind)
-            brought.append(value if value else exact(value))
-        elif kind is int and is_scalar and -2**31 <= value < 2**31:         # others are of another type in a kernel
-            key.append(kind)
-            brought.append(value)
-        elif kind in _CONSTANTS and not is_scalar:
-            key += kind, value
-        elif isinstance(value, Component):
-            if not _read(value, key, brought, arrays):
-                return False
-        elif kind in KEYS or is_array(value):
-            at, of_array = KEYS.get(kind, key_of)(value, name)
-            key += of_array, at & 15
-            brought.append(at)
-        elif value is None or isinstance(value, (np.dtype, type)):
-            key.append(value)
-        elif kind is FunctionType and _is_constant(value):
-            key.append(value)
-        else:
-            return False
     return True
 
 
 _CONSTANTS = frozenset((bool, int, str))
-_fields: dict[type, list[tuple[str, bool]]] = {}
+#: Of classes whose components have come before what reads one: `seen` where it answers True, else both are half done.
+READERS: dict[type, Callable[..., bool]] = {}
+#: What a field's reader tries first, by the field's annotation: a condition, and what it does then.
+_QUICK = {
+    "Array": ("arrays is not None and type(x) in KEYS", "arrays.append(x); key.append(ADDRESS); brought.append(ADDRESS)"),
+    "Scalar": ("type(x) is float and x", "key.append(float); brought.append(x)"),
+    "str": ("type(x) is str", "key += str, x"),
+}
+_OF_COMPONENT = "(read := readers.get(type(x))) is not None", "if not read(x, key, brought, arrays): return False"
 
 
-def _fields_of(cls: type) -> list[tuple[str, bool]] | None:
-    """The names of the fields of one of gemmkit's own components, and which have a run-time number. (A user's class, and a
-    function with what it captured, are not kept alive here.)"""
-    found = _fields.get(cls)
-    if found is None and is_gemmkit(cls) and is_dataclass(cls):
-        runtime = annotated(cls)
-        found = _fields[cls] = [(field.name, runtime.get(field.name) is Scalar) for field in fields(cls)]
+def _reader_of(cls: type) -> Callable[..., bool] | None:
+    """What reads one of gemmkit's own components: a function that is made for its fields, because a loop takes three times
+    as long. None for another class. (A user's class, and a function with what it captured, are not kept alive here.)"""
+    if not (is_gemmkit(cls) and is_dataclass(cls)):
+        return None
+    lines = ["def read_all(component, key, brought, arrays):", "key.append(cls)"]
+    for name, is_scalar in _fields_of(cls):
+        text = str(cls.__dataclass_fields__[name].type)
+        quick, then = _QUICK.get("str" if text.startswith("Literal[") else text, _OF_COMPONENT)
+        lines += [f"x = component.{name}", f"if {quick}:", f"    {then}",
+                  f"elif not read_value(x, {is_scalar}, key, brought, arrays):", "    return False"]
+    space = {"cls": cls, "KEYS": KEYS, "ADDRESS": ADDRESS, "readers": READERS, "read_value": _read}
+    exec("\n    ".join((*lines, "return True")), space)
+    found = READERS[cls] = cast("Callable[..., bool]", space["read_all"])
     return found
+
+
+@lru_cache(maxsize=4096)
+def _fields_of(cls: Any) -> list[tuple[str, bool]]:
+    """The names of the fields of one of gemmkit's own components, and which have a run-time number."""
+    runtime = annotated(cls)
+    return [(field.name, runtime.get(field.name) is Scalar) for field in fields(cls)]
 
 
 def _is_constant(function: FunctionType) -> bool:
@@ -609,7 +620,7 @@ def _is_constant(function: FunctionType) -> bool:
 def _read_slots(component: Component) -> list[int]:
     slots: list[int] = []
     at = 0
-    for name, is_scalar in _fields_of(type(component)) or ():
+    for name, is_scalar in _fields_of(type(component)):
         value = getattr(component, name)
         if isinstance(value, Component):
             slots += [at + slot for slot in _read_slots(value)]

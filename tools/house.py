@@ -171,7 +171,10 @@ def upwards(graph: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
 
 
 def _binds(tree: ast.Module) -> int:
-    """Whether a file has kernels of its own bound: it calls a `Launchable`'s ``bind()``, and no `Launch` does it."""
+    """Whether a file has kernels of its own bound: it calls a `Launchable`'s ``bind()``, and no `Launch` does it. (That of
+    `Launchable` itself asks the one that it is in another grid.)"""
+    if any(isinstance(node, ast.ClassDef) and node.name == "Launchable" for node in nodes(tree)):
+        return 0
     bound = [node for node in nodes(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
              and node.func.attr == "bind" and not node.args and not node.keywords]
     return int(bool(bound))

@@ -48,17 +48,13 @@ _METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv"
             "!=": "ne"}
 
 
-class Coordinate(int):
-    """A signed integer of ``bits`` bits with the rules of `number_rules` (``Weak.COORDINATE``).
+class _Emulated:
+    """What numbers of emulated code have in common."""
 
-    >>> import numpy as np
-    >>> type(Coordinate(3) * np.float32(0.5)), type(Coordinate(3) * np.int8(100)), Coordinate(3) * np.int8(100)
-    (<class 'numpy.float32'>, <class 'gemmkit.emulator.functions.Coordinate'>, 300)
-    """
+    __array_ufunc__ = None                # NumPy's scalars leave operators to us; they would take a `Real` for a float64
 
-    __array_ufunc__ = None                # NumPy's scalars leave it to us
-    kind = Weak.COORDINATE
-    least, most = -2**31, 2**31 - 1
+    def __pos__(self) -> Any:
+        return self
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -66,11 +62,20 @@ class Coordinate(int):
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
+
+class Coordinate(_Emulated, int):
+    """A signed integer of ``bits`` bits with the rules of `number_rules` (``Weak.COORDINATE``).
+
+    >>> import numpy as np
+    >>> type(Coordinate(3) * np.float32(0.5)), type(Coordinate(3) * np.int8(100)), Coordinate(3) * np.int8(100)
+    (<class 'numpy.float32'>, <class 'gemmkit.emulator.functions.Coordinate'>, 300)
+    """
+
+    kind = Weak.COORDINATE
+    least, most = -2**31, 2**31 - 1
+
     def __neg__(self) -> Coordinate:
         return in_range(type(self), -int(self))
-
-    def __pos__(self) -> Coordinate:
-        return self
 
     def __abs__(self) -> Coordinate:
         return -self if self < 0 else self
@@ -92,7 +97,7 @@ CLASSES = {Weak.COORDINATE: Coordinate, Weak.LONG_COORDINATE: LongCoordinate}
 emulate_with(LongCoordinate)
 
 
-class Real(float):
+class Real(_Emulated, float):
     """A plain float (``Weak.FLOAT``) whose operators never raise: they give what NumPy's float64 gives.
 
     >>> import numpy as np
@@ -101,32 +106,21 @@ class Real(float):
     (inf, inf, nan, <class 'numpy.float32'>)
     """
 
-    __array_ufunc__ = None                # NumPy's scalars would take it for a float64
     real = property(lambda self: self)
     imag = property(lambda self: Real(0.0))
 
     def __neg__(self) -> Real:
         return Real(-float(self))
 
-    def __pos__(self) -> Real:
-        return self
-
     def __abs__(self) -> Real:
         return Real(abs(float(self)))
-
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return other // self, other % self
 
     __hash__ = float.__hash__
 
 
-class Complex(complex):
+class Complex(_Emulated, complex):
     """A plain complex number (``Weak.COMPLEX``) whose operators never raise: they give what NumPy's complex128 gives."""
 
-    __array_ufunc__ = None
     real = property(lambda self: Real(complex(self).real))
     imag = property(lambda self: Real(complex(self).imag))
 
@@ -135,9 +129,6 @@ class Complex(complex):
 
     def __neg__(self) -> Complex:
         return Complex(-complex(self))
-
-    def __pos__(self) -> Complex:
-        return self
 
     def __abs__(self) -> Real:
         return Real(abs(np.complex128(self)))

@@ -21,6 +21,7 @@ from gemmkit.lang.checks import number, numbers, required
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, SharedPointer, View
+from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.registers import apply, each
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
@@ -324,6 +325,9 @@ class Default(Epilogue):
 
 # -- one after the other ------------------------------------------------------------------------------------------------
 
+_composable: set[tuple[Any, Any]] = set()                # classes of the end of a first and of a second that say so alone
+
+
 @dataclass(frozen=True)
 class ComposedEpilogue(Epilogue):
     """``first``, then ``second``: what ``first | second`` makes. Either may be composed itself.
@@ -342,6 +346,12 @@ class ComposedEpilogue(Epilogue):
     def __post_init__(self) -> None:
         first: Any = self.first
         second: Any = self.second
+        end = first
+        while type(end) is ComposedEpilogue:
+            end = end.second
+        kinds = type(end), type(second)
+        if kinds in _composable:
+            return
         if not isinstance(first, Epilogue) or not isinstance(second, Epilogue):
             name, part = ("second", second) if isinstance(first, Epilogue) else ("first", first)
             raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
@@ -352,6 +362,10 @@ class ComposedEpilogue(Epilogue):
         if first.is_last:
             raise TypeError(f"first={first!r} {first.ending().ends}; put {second!r} in front of it, or into a call of its "
                             "own")
+        if all(is_gemmkit(kind) and kind.stores_itself is StoreEpilogue.stores_itself
+               and kind.stores_blocks is StoreEpilogue.stores_blocks for kind in kinds) and (
+                kinds[0].is_last is CrossLaneEpilogue.is_last):
+            _composable.add(kinds)
 
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)

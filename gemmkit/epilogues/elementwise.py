@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, RowMajor
 from gemmkit.layouts.base import leading
 from gemmkit.ptx.arithmetic import saturate
 from gemmkit.runtime.array_info import ArrayInfo
-from gemmkit.runtime.arrays import describe, is_array, strided
+from gemmkit.runtime.arrays import KEYS, describe, is_array, strided
 from gemmkit.tiling import Tile
 from gemmkit.transforms.base import check_of_elements, takes_coordinates
 
@@ -237,14 +237,14 @@ class Scale(Epilogue):
     """
 
     by: Any
-    along: str = "N"
+    along: Literal["M", "N"] = "N"
 
     array_ndims = MappingProxyType({"by": 1})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.along not in ("M", "N"):
-            raise ValueError(f'Scale(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
+        if type(self.by) in KEYS and len(self.by.shape) > 0:
+            return
         if isinstance(self.by, (float, np.integer, np.floating)) or (
                 isinstance(self.by, int) and not isinstance(self.by, bool) and abs(self.by) < 2**63):
             object.__setattr__(self, "by", WeakScalar(self.by))
@@ -286,6 +286,11 @@ def describe_vector(x: Numeric, name: str) -> None:
         raise TypeError(f"{name}: got {type(x).__name__}; a number or a vector is needed")
 
 
+#: Layouts of arrays of D's shape, by the keys of these: most are like one that came before.
+_layouts: dict[Any, ArrayLayout] = {}
+_LAYOUTS = 1024
+
+
 @dataclass(frozen=True)
 class _WithArray(Epilogue):
     """An epilogue with an array of D's shape, of any strides and dtype; of a stack of products, of the stack's (broadcast as
@@ -297,14 +302,24 @@ class _WithArray(Epilogue):
     array_ndims = MappingProxyType({"array": 2})
 
     def __post_init__(self) -> None:
-        kind = type(self).__name__
+        kind, keyed = type(self).__name__, KEYS.get(type(self.array))
+        key = None if keyed is None or self.layout is not None else keyed(self.array, "")[1]
+        known = _layouts.get(key)
+        if known is not None:                                    # of an array that is like one before
+            object.__setattr__(self, "layout", known)
+            return
         info = describe(self.array, f"array of {kind}")
         check_dtype(info.dtype, f"array of {kind}")
         if len(info.shape) < 2:
             raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")
         if self.layout is None:
             column_major = info.strides[-2] == 1 and info.strides[-1] != 1
-            object.__setattr__(self, "layout", (ColMajor if column_major else RowMajor)(info.dtype))
+            found = (ColMajor if column_major else RowMajor)(info.dtype)
+            object.__setattr__(self, "layout", found)
+            if key is not None:
+                if len(_layouts) >= _LAYOUTS:
+                    _layouts.clear()
+                _layouts[key] = found
         elif not isinstance(self.layout, ArrayLayout):
             raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
         elif (self.layout.dimensions_of(info) or 2) != 2:
@@ -377,14 +392,9 @@ class Bias(Epilogue):
     """
 
     bias: Array
-    along: str = "N"
+    along: Literal["M", "N"] = "N"
 
     array_ndims = MappingProxyType({"bias": 1})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.along not in ("M", "N"):
-            raise ValueError(f'Bias(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
 
     @property
     def is_along_m(self) -> bool:
@@ -591,12 +601,7 @@ class ReLU(Epilogue):
 class GELU(Epilogue):
     """The Gaussian error linear unit; ``form`` is "erf" (itself) or "tanh" (the usual approximation)."""
 
-    form: str = "erf"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form not in ("erf", "tanh"):
-            raise ValueError(f'GELU(form={self.form!r}): "erf" or "tanh" is needed')
+    form: Literal["erf", "tanh"] = "erf"
 
     @property
     def is_exact(self) -> bool:

@@ -32,7 +32,7 @@ from gemmkit.programs.values import Parameter
 from gemmkit.runtime.arrays import ArrayInfo, allocator, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.tuning.problems import WORDS
+from gemmkit.tuning.problems import WORDS, Choice, MappingProblem, choose
 
 FLOAT32 = np.dtype(np.float32)
 EACH = 16                              # elements of a row that a thread has of x, and of g
@@ -51,21 +51,52 @@ class NormMapping(NamedTuple):
     per_sm: int
     ahead: bool
 
+    @classmethod
+    @lru_cache(1024)
+    def of(cls, count: int, columns: int, device: DeviceInfo) -> NormMapping:
+        """That of so many rows of so many columns.
 
-@lru_cache(1024)
-def mapping_of(count: int, columns: int, device: DeviceInfo) -> NormMapping:
-    """The mapping of so many rows of so many columns.
+        >>> from gemmkit.runtime.device import H100
+        >>> NormMapping.of(8192, 4096, H100)
+        NormMapping(warps=8, blocks=264, per_sm=2, ahead=True)
+        """
+        warps = 1
+        while warps * LANES < WHOLE and warps * LANES * EACH < columns:
+            warps *= 2
+        per_sm = max(1, min(device.max_blocks_per_sm // 2, RESIDENT // (warps * LANES)))
+        blocks = min(-(-count // ROWS_OF_A_BLOCK), device.sm_count * per_sm)
+        return cls(warps, max(1, blocks), per_sm, True)
 
-    >>> from gemmkit.runtime.device import H100
-    >>> mapping_of(8192, 4096, H100)
-    NormMapping(warps=8, blocks=264, per_sm=2, ahead=True)
-    """
-    warps = 1
-    while warps * LANES < WHOLE and warps * LANES * EACH < columns:
-        warps *= 2
-    per_sm = max(1, min(device.max_blocks_per_sm // 2, RESIDENT // (warps * LANES)))
-    blocks = min(-(-count // ROWS_OF_A_BLOCK), device.sm_count * per_sm)
-    return NormMapping(warps, max(1, blocks), per_sm, True)
+
+class NormProblem(MappingProblem):
+    """Gradients of a norm of the rows of ``x``, by those of its result, ``grad``, stored into ``dx``; with ``totals`` sums
+    of columns. Rows are copied ahead where they can be, and where there is memory for them."""
+
+    def __init__(self, grad: ArrayInfo, x: ArrayInfo, dx: ArrayInfo, scaled: bool, centred: bool, totals: int):
+        self.arrays, self.scaled, self.centred, self.totals = (grad, x, dx), scaled, centred, totals
+
+    def candidates(self, device: DeviceInfo) -> Iterator[NormMapping]:
+        first = NormMapping.of(*self.arrays[1].shape, device)
+        yield from (first, first._replace(ahead=False))
+
+    def specialise(self, mapping: NormMapping, device: DeviceInfo) -> Choice:
+        grad, x, dx = self.arrays
+        columns = x.shape[1]
+        vector = math.gcd(columns, WORDS // max(info.dtype.itemsize for info in self.arrays)) or 1
+        threads, pieces = mapping.warps * LANES, -(-columns // vector)
+        held = -(-pieces // threads)
+        if mapping.ahead and not (columns <= HELD and all(_is_copied(info, vector) for info in (grad, x))):
+            raise ConfigError("rows are not copied ahead by 16 bytes")
+        source: RowSource = RegisterRow(held, pieces // threads) if columns <= HELD else StreamedRow()
+        most = IN_REGISTERS // 2 if threads == WHOLE else IN_REGISTERS
+        in_registers = columns <= HELD and held * vector * (2 + self.totals) <= most
+        spec = NormGradientsSpec(BlockTeam(mapping.warps, FLOAT32), source, vector, FLOAT32, self.centred, self.scaled,
+                                 self.totals, in_registers, mapping.ahead, (x.dtype, grad.dtype), dx.dtype,
+                                 device.starts_early)
+        if spec.shared_bytes(columns) > device.shared_memory_per_block:
+            raise ConfigError(f"sums of {columns} columns take {spec.shared_bytes(columns)} bytes of shared memory; the "
+                              f"device has {device.shared_memory_per_block}")
+        return Choice((spec, mapping))
 
 
 class NormGradients:
@@ -77,8 +108,8 @@ class NormGradients:
                  of_beta: ArrayInfo | None = None):
         device, (count, columns) = target(x.device), x.shape
         totals = (of_gamma is not None) + (of_beta is not None)
-        how = mapping_of(count, columns, device)
-        self.spec = self._spec(grad, x, dx, columns, gamma is not None, centred, totals, how, device)
+        problem = NormProblem(grad, x, dx, gamma is not None, centred, totals)
+        self.spec, how = choose(problem, device).spec
         self.shape, self.blocks, self.eps = (count, columns), how.blocks, eps
         dependent = self.spec.starts_early
         given = [frozen_rows(grad), frozen_rows(x), _vector(gamma or x._replace(shape=(columns,), strides=(1,))),
@@ -95,24 +126,6 @@ class NormGradients:
                                                   freeze_scalar(how.blocks), freeze_scalar(columns)],
                                      ADDING * LANES, totals * -(-columns // LANES), device, x.device,
                                      ADDING * LANES * FLOAT32.itemsize, dependent=dependent)
-
-    def _spec(self, grad: ArrayInfo, x: ArrayInfo, dx: ArrayInfo, columns: int, scaled: bool, centred: bool, totals: int,
-              how: NormMapping, device: DeviceInfo) -> NormGradientsSpec:
-        wider = max(info.dtype.itemsize for info in (grad, x, dx))
-        vector = math.gcd(columns, WORDS // wider) or 1
-        threads, pieces = how.warps * LANES, -(-columns // vector)
-        held = -(-pieces // threads)
-        source: RowSource = RegisterRow(held, pieces // threads) if columns <= HELD else StreamedRow()
-        ahead = how.ahead and columns <= HELD and all(_is_copied(info, vector) for info in (grad, x))
-        most = IN_REGISTERS // 2 if threads == WHOLE else IN_REGISTERS
-        in_registers = columns <= HELD and held * vector * (2 + totals) <= most
-        for is_ahead in (True, False) if ahead else (False,):
-            spec = NormGradientsSpec(BlockTeam(how.warps, FLOAT32), source, vector, FLOAT32, centred, scaled, totals,
-                                     in_registers, is_ahead, (x.dtype, grad.dtype), dx.dtype, device.starts_early)
-            if spec.shared_bytes(columns) <= device.shared_memory_per_block:
-                return spec
-        raise ConfigError(f"sums of {columns} columns take {spec.shared_bytes(columns)} bytes of shared memory; the device "
-                          f"has {device.shared_memory_per_block}")
 
     def launch(self, names: tuple[str, ...]) -> Launch:
         """Of calls that bring dx, then arrays of these names, then eps."""
@@ -211,7 +224,7 @@ def _space(x: Any, totals: int) -> Any:
     allocate = None if current_mode() is not None else _spaces.get(key)
     if allocate is None:
         info = describe(x, "x")
-        shape = totals * mapping_of(*info.shape, target(info.device)).blocks, info.shape[1]
+        shape = totals * NormMapping.of(*info.shape, target(info.device)).blocks, info.shape[1]
         if current_mode() is not None:
             return empty_like(x, shape, FLOAT32)
         allocate = _spaces.keep(key, allocator(info, shape, FLOAT32)[0])

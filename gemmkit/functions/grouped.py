@@ -603,14 +603,17 @@ def gated_groups(h: Parameter, of_gate: Parameter | None, of_up: Parameter | Non
 
 
 @program
-def scattered_groups(d: Parameter, h: Parameter, w: Parameter, to: Parameter, offsets: Parameter, weight: Parameter,
-                     turned: bool) -> None:
-    rows = gp.packed(h.rows, offsets)
+def scattered_groups(d: Parameter, x: Parameter, y: Parameter | None, w: Parameter, v: Parameter | None, to: Parameter,
+                     offsets: Parameter, weight: Parameter | None, turned: bool) -> None:
+    """x w, or x w + y v, in the rows of d that ``to`` names; times the ``weight`` of each row where there is one."""
+    rows = gp.packed(x.rows, offsets)
     for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
         sums = gp.zeros(m, n)
-        for k in gp.sequential(h.columns):
-            sums += h[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
-        d[to[m], n] = sums * weight[m]
+        for k in gp.sequential(x.columns):
+            sums += x[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
+            if y is not None and v is not None:
+                sums += y[m, k] @ (v[i, n, k].T if turned else v[i, k, n])
+        d[to[m], n] = sums if weight is None else sums * weight[m]
 
 
 @program
@@ -638,15 +641,3 @@ def of_token_groups(d: Parameter, c: Parameter, x: Parameter, y: Parameter, z: P
             second += x[token[k], m].T @ z[k, n]
         d[i, m, n] = first
         c[i, m, n] = second
-
-
-@program
-def scattered_sums(d: Parameter, x: Parameter, y: Parameter, w: Parameter, v: Parameter, to: Parameter, offsets: Parameter,
-                   turned: bool) -> None:
-    rows = gp.packed(x.rows, offsets)
-    for i, m, n in gp.parallel(rows.count, rows.rows, w.rows if turned else w.columns):
-        sums = gp.zeros(m, n)
-        for k in gp.sequential(x.columns):
-            sums += x[m, k] @ (w[i, n, k].T if turned else w[i, k, n])
-            sums += y[m, k] @ (v[i, n, k].T if turned else v[i, k, n])
-        d[to[m], n] = sums

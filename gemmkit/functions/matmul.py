@@ -9,12 +9,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kernels.config import Config, Keywords, names_keywords
+from gemmkit.kernels.config import Config, Keywords, given, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix, result, unwrapped
 from gemmkit.operators import Algebra, Operator
-from gemmkit.plans.launch import KnownCall, KnownCalls
+from gemmkit.plans.launch import KnownCalls, NotedCalls
 from gemmkit.plans.plan import known_call, multiply
 from gemmkit.plans.problem import asked_dtype, check_places, stack_of
 from gemmkit.runtime.arrays import ArrayInfo, RequiresGradient, describe, empty_like, strided
@@ -154,11 +154,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     [3.0, 12.0]
     """
     keywords: dict[str, Any] = others                                 # type: ignore[assignment]
-    if keywords:
-        for name in "dtype", "precision", "mapping":
-            if keywords.get(name, name) is None:
-                del keywords[name]
     if isinstance(a, Matrix) or isinstance(b, Matrix):
+        keywords = given(keywords)
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way
             return product(a, b, c, conf, out, stream, **keywords)
@@ -168,12 +165,13 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         out, keywords = result(out, keywords)
     try:
         found = multiply(a, b, c, conf, out, stream, keywords, folded)
-        return None if out is None and is_discarded(keywords, conf) else found
+        is_plain = out is not None or (conf is None and "global_d_layout" not in keywords)
+        return found if is_plain or not is_discarded(keywords, conf) else None
     except RequiresGradient:                                          # nothing has been launched or written
         if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
             raise                                                     # a component's tensor, or out itself
     recording = import_module("gemmkit.torch.autograd")               # which imports PyTorch, and calls this function
-    return recording.recorded(a, b, c, conf, out, stream, keywords)
+    return recording.recorded(a, b, c, conf, out, stream, given(keywords))
 
 
 def is_discarded(keywords: dict[str, Any], conf: Config | None) -> bool:
@@ -185,11 +183,11 @@ def is_discarded(keywords: dict[str, Any], conf: Config | None) -> bool:
 
 class Door:
     """A function of arrays that comes down to one product, whose components are made of these arrays. Its calls that come
-    again are known by the arrays alone: no component is made or read. ``again(rest, arrays)`` is the result of one, or what
-    is noted of it; None for another."""
+    again are known by the arrays alone: no component is made or read. ``again(rest, arrays)`` is the result of one; None for
+    another. ``recorded``: the calls that autograd records."""
 
     def __init__(self) -> None:
-        self._calls = KnownCalls()
+        self._calls, self.recorded = KnownCalls(), NotedCalls()
         self.again = self._calls.again
 
     def __call__(self, rest: Any, arrays: tuple[Any, ...], out: Any, stream: Any,
@@ -208,11 +206,6 @@ class Door:
             if known is not None:
                 self._calls.keep(rest, arrays, (), out, lambda: known.picking(_order(arrays, brought)))
         return result
-
-    def note(self, rest: Any, arrays: tuple[Any, ...], answer: Any) -> None:
-        """Have ``again`` answer so of such calls."""
-        if current_mode() is None:
-            self._calls.keep(rest, arrays, (), None, lambda: KnownCall.answering(answer))
 
 
 def _order(arrays: tuple[Any, ...], brought: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -326,41 +326,6 @@ class DualSymbol:
             raise TypeError(f"{form.replace('{}', 'x')} of a number that depends on the score")
         return self.writer.made(form, given)
 
-    def __mod__(self, other: object) -> DualSymbol:
-        return self._whole("{} % {}", self, other)
-
-    def __floordiv__(self, other: object) -> DualSymbol:
-        return self._whole("{} // {}", self, other)
-
-    def __lt__(self, other: object) -> DualSymbol:
-        return self.writer.made("{} < {}", (self, other))
-
-    def __le__(self, other: object) -> DualSymbol:
-        return self.writer.made("{} <= {}", (self, other))
-
-    def __gt__(self, other: object) -> DualSymbol:
-        return self.writer.made("{} > {}", (self, other))
-
-    def __ge__(self, other: object) -> DualSymbol:
-        return self.writer.made("{} >= {}", (self, other))
-
-    def __eq__(self, other: object) -> DualSymbol:                                                    # type: ignore[override]
-        return self.writer.made("{} == {}", (self, other))
-
-    def __ne__(self, other: object) -> DualSymbol:                                                    # type: ignore[override]
-        return self.writer.made("{} != {}", (self, other))
-
-    def __and__(self, other: object) -> DualSymbol:
-        return self._whole("{} & {}", self, other)
-
-    def __or__(self, other: object) -> DualSymbol:
-        return self._whole("{} | {}", self, other)
-
-    def __xor__(self, other: object) -> DualSymbol:
-        return self._whole("{} ^ {}", self, other)
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
     def __bool__(self) -> bool:
         return self.writer.ways.decide(self.term)
 
@@ -368,6 +333,15 @@ class DualSymbol:
         raise TypeError("a function of Python's own, or a loop, whose derivative is not known")
 
     __int__ = __index__ = __float__
+    __hash__ = None                                                                              # type: ignore[assignment]
+
+
+for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
+    setattr(DualSymbol, f"__{_name}__",
+            lambda self, other, form=f"{{}} {_sign} {{}}": self.writer.made(form, (self, other)))
+for _name, _sign in (("mod", "%"), ("floordiv", "//"), ("and", "&"), ("rand", "&"), ("or", "|"), ("ror", "|"), ("xor", "^"),
+                     ("rxor", "^")):
+    setattr(DualSymbol, f"__{_name}__", lambda self, other, form=f"{{}} {_sign} {{}}": self._whole(form, self, other))
 
 
 class _Array:

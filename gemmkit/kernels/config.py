@@ -37,7 +37,8 @@ from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, ColumnInterleaved, GlobalLayout, Plain, ResultLayout, Zero
 from gemmkit.layouts.joined import OCTET
 from gemmkit.operators import Operator
-from gemmkit.operators.algebra import Algebra, units
+from gemmkit.operators.algebra import Algebra
+from gemmkit.operators.base import units
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
@@ -643,6 +644,11 @@ class ChosenFields(Components, total=False):
 
 
 KEYWORDS = tuple(Keywords.__annotations__)
+
+
+def given(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that are None, which are not given."""
+    return {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
 
 
 def names_keywords(function: F) -> F:

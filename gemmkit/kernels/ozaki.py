@@ -74,7 +74,6 @@ from gemmkit.transforms.base import transformed
 MODULI = 256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193
 #: The largest of prime factors that are 1 modulo 4.
 GAUSSIAN = 241, 233, 229, 221, 205, 197, 193, 181, 173, 157, 149, 137, 113, 109, 101, 97
-FEWEST = 7                             # moduli: 6 leave a row 23 bits, fewer than float32 has
 MOST_K = 2**17                         # terms: 127^2 K is below 2^31
 PARTS = 3                              # of a weight
 LEAST_BITS = 40                        # what first parts leave out is then below 2^-29 of P, whatever the remainders

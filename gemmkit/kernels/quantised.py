@@ -26,16 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.kernels.collectives.operand import (
-    Operand,
-    OperandArrays,
-    kept_in_shared,
-    stored_by_neighbours,
-    transform_registers,
-)
+from gemmkit.kernels.collectives.operand import Operand, OperandArrays, stored_by_neighbours
 from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, TileCoord, Work
 from gemmkit.kernels.collectives.split_k import merge
-from gemmkit.kernels.simt import ClusterSums, SimtSpec, start_from_nothing
+from gemmkit.kernels.simt import ClusterSums, SimtSpec, start_from_nothing, store_d
 from gemmkit.kernels.spec import KernelFamily, check_splits, divides, rule
 from gemmkit.lang.component_products import ProblemShape, StackShape, of_product
 from gemmkit.lang.components import dataclass
@@ -50,7 +44,7 @@ from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared
 from gemmkit.ptx.registers import as_bfloat16, dequantise_word, zero_words
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
-from gemmkit.tiling import Tile, parallelise, translate, translate_offset
+from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.kernels.config import Config
@@ -562,22 +556,11 @@ def compute_tile(spec: QuantisedSpec, a: View, b: View, d: View, shape: StackSha
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
         if warp < spec.warps_n:
-            store_d(spec, accumulators, d_shared, TileCoord(block_m, block_n, shape.M, shape.N), warp)
+            store_d(spec, accumulators, d_shared, TileCoord(block_m, block_n, shape.M, shape.N), warp, spec.warps_n)
         barrier()
 
         # 6. D: shared -> global.
         spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
-
-
-def store_d(spec: Any, accumulators: Any, pointer: Any, place: TileCoord, warp: int) -> None:
-    """Step 5, for the warps that have the sums."""
-    warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps_n)[0]
-    for i in range(spec.fragments_m):
-        for j in range(spec.fragments_n):
-            tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
-            values = transform_registers(spec.operator, spec.d.to_registers, spec.operator.map_c, accumulators[i, j],
-                                         translate(tile, place.i, place.j), place)
-            spec.operator.store_d(spec.d.shared, pointer, tile, spec.d.leading(), kept_in_shared(spec, values))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def compute_tile(spec: SimtSpec, a: View, b: View, c: View, d: View, shape: Stac
     if finishes:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
-        store_d(spec, accumulators, d_shared, TileCoord(block_m, block_n, shape.M, shape.N), warp)
+        store_d(spec, accumulators, d_shared, TileCoord(block_m, block_n, shape.M, shape.N), warp, spec.warps)
         barrier()
 
         # 6. D: shared -> global.
@@ -259,9 +259,9 @@ def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_ti
                 accumulators[i, j] = operator.mma(a_fragments[i], b_fragments[j], accumulators[i, j])
 
 
-def store_d(spec: Any, accumulators: Any, pointer: Any, place: TileCoord, warp: int) -> None:
-    """Step 5."""
-    warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
+def store_d(spec: Any, accumulators: Any, pointer: Any, place: TileCoord, warp: int, warps: int) -> None:
+    """Step 5, of the ``warps`` that have the sums."""
+    warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, warps)[0]
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)

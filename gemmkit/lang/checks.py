@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.aggregates import _type_convert_all, convert
-from gemmkit.lang.components import ComponentType
+from gemmkit.lang.components import SURE, ComponentType, words_of
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.fingerprint import annotated
 from gemmkit.lang.functions import DeviceFunction
@@ -208,17 +208,23 @@ def check_dtype(dtype: Any, name: str) -> None:
 
 def check_fields(component: Any, *_: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
-    annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
+    annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field, and
+    ValueError for a word that is none of those of a ``Literal``."""
     for name, check, wanted, sure, default in _rules(type(component), class_version[0]):   # type: ignore[arg-type]
         value = getattr(component, name)
         if type(value) in sure or (value is default and value is None):
             continue
         if not check(value):
+            if isinstance(value, str) and wanted.startswith('"'):                      # a word, and none of a ``Literal``'s
+                raise ValueError(f"{type(component).__qualname__}({name}={_short(value)}): {wanted} is needed")
             given = f"{_short(value)} ({type(value).__qualname__}) is not" if wanted == _NUMBER else (
                 f"got {type(value).__qualname__};" if wanted == _ARRAY else f"{_short(value)};")
             raise TypeError(f"{type(component).__qualname__}.{name}: {given} {wanted}" + " is needed" * (wanted != _NUMBER))
         if wanted == "a whole number" and type(value) is not int:
             object.__setattr__(component, name, int(value))
+
+
+check_fields.checks_fields_alone = True                   # type: ignore[attr-defined]  # (for a class's `__init__`)
 
 
 def _short(value: Any) -> str:
@@ -231,12 +237,15 @@ def _short(value: Any) -> str:
 
 @lru_cache(maxsize=4096)                           # a class's annotations may change, which its version counts
 def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Collection[type], Any], ...]:
-    runtime, rules = annotated(cls), []
+    runtime, rules = annotated(cls), list[tuple[str, Any, str, Collection[type], Any]]()
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         kind = runtime.get(field.name)
         text = kind.__name__ if kind is not None else str(field.type) if _is_shipped(cls, field.name) else ""
+        if words := words_of(text):
+            rules.append((field.name, lambda x, words=words: isinstance(x, str) and x in words,
+                          " or ".join(f'"{word}"' for word in words), (), field.default))
         if text in _CHECKS:
-            rules.append((field.name, *_CHECKS[text], field.default))
+            rules.append((field.name, *_CHECKS[text], SURE.get(text, ()), field.default))
     return tuple(rules)
 
 
@@ -261,28 +270,25 @@ def _is_scalar(x: Any) -> bool:
     return isinstance(x, float) or (isinstance(x, int) and -2**63 <= x < 2**64)
 
 
-_arrays: set[type] = set()                         # types whose objects all are: components are made anew for a call
-
-
 def _is_array(x: Any) -> bool:
     from gemmkit.runtime.arrays import KEYS, ArrayInfo, is_array
 
     if type(x) in KEYS or type(x) in (ArrayInfo, np.ndarray):
-        _arrays.add(type(x))
+        SURE["Array"].add(type(x))
         return True
     return is_array(x)
 
 
 _NUMBER = "a number that a kernel can take"
 _ARRAY = "an array (CuPy, PyTorch, NumPy under emulation)"
-#: By an annotation: what a value must be, in words, and types whose objects all are.
-_CHECKS: dict[str, tuple[Any, str, Collection[type]]] = {
-    "int": (_is_whole, "a whole number", ()),
-    "str": (lambda x: isinstance(x, str), "a word", {str}),
-    "bool": (lambda x: isinstance(x, bool), "True or False", {bool}),
-    "float": (_is_scalar, "a number", {float}),
-    "Scalar": (_is_argument, _NUMBER, {float}),
-    "Array": (_is_array, _ARRAY, _arrays),
+#: By an annotation: what a value must be, in words.
+_CHECKS: dict[str, tuple[Any, str]] = {
+    "int": (_is_whole, "a whole number"),
+    "str": (lambda x: isinstance(x, str), "a word"),
+    "bool": (lambda x: isinstance(x, bool), "True or False"),
+    "float": (_is_scalar, "a number"),
+    "Scalar": (_is_argument, _NUMBER),
+    "Array": (_is_array, _ARRAY),
 }
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import inspect
@@ -227,9 +228,6 @@ def _getattr(context: Context, builder: ir.IRBuilder, ty: ComponentType, value: 
 # --------------------------------------------------------------------------------------------------
 # The class of components' classes: it counts their changes, and looks at every component when it is made.
 
-_new = type.__call__                   # (`super` takes longer than what a component's own __init__ does)
-
-
 class ComponentClass(ABCMeta):
     """What the classes of components are instances of.
 
@@ -248,7 +246,10 @@ class ComponentClass(ABCMeta):
     def __new__(mcs, name: str, bases: tuple, namespace: dict[str, Any], **kwargs: Any) -> Any:
         # A class that is made by a call of `type` would be of ABCMeta's module: Python asks the caller's frame.
         namespace.setdefault("__module__", sys._getframe(1).f_globals.get("__name__", "__main__"))
-        return super().__new__(mcs, name, bases, namespace, **kwargs)
+        made: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
+        if mcs is CheckedClass:                           # as its bases are, which says nothing of this one
+            type.__setattr__(made, "__class__", ComponentClass)
+        return made
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -259,10 +260,9 @@ class ComponentClass(ABCMeta):
         class_version[0] += 1
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls not in _sound:
-            check_class(cls)
-            _sound.add(cls)
-        return _new(cls, *args, **kwargs)
+        check_class(cls)
+        type.__setattr__(cls, "__class__", CheckedClass)
+        return type.__call__(cls, *args, **kwargs)
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -271,13 +271,20 @@ class ComponentClass(ABCMeta):
         return own.replace(parameters=list(own.parameters.values())[1:])
 
 
+class CheckedClass(ComponentClass):
+    """A class of components that has an instance: others are made as Python makes any object, in half of the time."""
+
+    __call__ = type.__call__
+
+
 # -- gemmkit's own classes --------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
     def dataclass(cls=None, /, **how):
-        """`dataclasses.dataclass` for gemmkit's own components, which makes the same class in half of the time.
+        """`dataclasses.dataclass` for gemmkit's own components, which makes the same class in half of the time, and
+        instances in a third.
 
         Python compiles methods for each class. What tells components apart is the same code for all of them, and they have a
         ``__repr__`` already: a quarter of what the import for a first product took.
@@ -286,13 +293,51 @@ else:
             return lambda cls: dataclass(cls, **how)
         if not isinstance(cls, ComponentClass) or not how.get("frozen") or not how.get("eq", True):
             return dataclasses.dataclass(cls, **how)
-        dataclasses.dataclass(cls, **{**how, "repr": False, "eq": False})
+        dataclasses.dataclass(cls, **{**how, "repr": False, "eq": False, "init": False})
         own = vars(cls)
+        if how.get("init", True) and "__init__" not in own:
+            _add_init(cls)
         if own.get("__hash__") is None:                       # as Python has it: where the class says nothing of its own
             cls.__hash__ = _hash
         if "__eq__" not in own:
             cls.__eq__ = _equal
         return cls
+
+
+#: Types whose objects are what an annotation asks for: `gemmkit.lang.checks` need not look at them.
+SURE: dict[str, set[type]] = {"str": {str}, "bool": {bool}, "float": {float}, "Scalar": {float}, "Array": set()}
+
+
+def words_of(annotation: Any) -> tuple[str, ...]:
+    """The words that ``Literal["M", "N"]`` allows; none for another annotation."""
+    text = str(annotation)
+    return ast.literal_eval(f"({text[8:-1]},)") if text.startswith("Literal[") else ()
+
+
+def _add_init(cls: Any) -> None:
+    """Give a class the ``__init__`` of a frozen dataclass. It writes the fields into the instance's dictionary, and calls
+    ``__post_init__`` unless that checks fields alone, and their types say enough."""
+    space: dict[str, Any] = {}
+    arguments, keyword_only, body, sure = list[str](), list[str](), ["own = self.__dict__"], list[str]()
+    for field in dataclasses.fields(cls):
+        assert field.init and field.default_factory is dataclasses.MISSING, f"{cls.__qualname__}.{field.name}"
+        space[f"of_{field.name}"] = field.default
+        default = f"=of_{field.name}" if field.default is not dataclasses.MISSING else ""
+        (keyword_only if field.kw_only else arguments).append(field.name + default)
+        body.append(f"own[{field.name!r}] = {field.name}")
+        words = words_of(field.type)
+        space[f"sure_{field.name}"] = words or SURE.get(str(field.type), ())
+        sure.append(f"type({field.name}) is str and {field.name} in sure_{field.name}" if words else
+                    f"type({field.name}) in sure_{field.name}")
+    checks = getattr(cls.__post_init__, "checks_fields_alone", False)
+    if not sure and checks:
+        return                                            # `object.__init__`
+    body.append(f"if not ({' and '.join(sure)}):\n        self.__post_init__()" if checks else "self.__post_init__()")
+    given = ", ".join(["self", *arguments, *["*"] * bool(keyword_only), *keyword_only])
+    exec(f"def __init__({given}):\n    " + "\n    ".join(body), space)
+    made = cls.__init__ = space["__init__"]
+    made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    made.__annotations__ = {field.name: field.type for field in dataclasses.fields(cls)} | {"return": None}
 
 
 @cache
@@ -311,9 +356,6 @@ def _equal(self: Any, other: Any) -> Any:
 
 def _hash(self: Any) -> int:
     return hash(_fields_of(self.__class__)(self))
-
-
-_sound: set[type] = set()
 
 
 def check_class(cls: Any) -> None:

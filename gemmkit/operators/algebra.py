@@ -340,11 +340,6 @@ def dual(tangents: int) -> Algebra:
     return Algebra(None, table, names)
 
 
-def units(operator: Operator) -> Any:
-    """What multiplies: of an algebra its base, of other operators themselves."""
-    return getattr(operator, "base", operator)
-
-
 COMPLEX = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [-1, 0]]], ("real", "imag"), (1, -1))
 SPLIT_COMPLEX = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [1, 0]]], ("real", "hyper"), (1, -1))
 DUAL = dual(1)

@@ -146,3 +146,8 @@ class Operator(Component):
             if given != wanted:
                 return f"{type(self).__name__} takes {name} of dtype {wanted}, not {given}"
         return None
+
+
+def units(operator: Operator) -> Any:
+    """What multiplies: of an algebra its base, of other operators themselves."""
+    return getattr(operator, "base", operator)

@@ -212,14 +212,6 @@ class KnownCall:
         made.how = *self.how[:5], pick, made.fit, *self.how[7:]
         return made
 
-    @staticmethod
-    def answering(answer: Any) -> KnownCall:
-        """Calls whose result is ``answer``: nothing is launched."""
-        made = object.__new__(KnownCall)
-        made.keeps, made.stands, made.fit = None, None, Cache()
-        made.how = (lambda stream, brought: None), None, int, (lambda: answer), (lambda made: 0), None, made.fit, None, 0
-        return made
-
 
 class KnownCalls:
     """The calls of one function that come again.
@@ -298,6 +290,23 @@ class KnownCalls:
             self._known.keep(key, known)
         if out is not None:
             known.fit.keep((at, held) if held else at, True)
+
+
+class NotedCalls:
+    """Calls of a function that have been noted, by ``rest`` and their arrays: called, whether one has been."""
+
+    def __init__(self) -> None:
+        self._noted, self._recogniser = cache(), Recogniser()
+
+    def __call__(self, rest: Any, arrays: tuple[Any, ...], note: bool = False) -> bool:
+        """With ``note`` it is, from now on."""
+        if current_mode() is not None:
+            return False
+        try:
+            key = rest, self._recogniser(arrays)[0]
+        except (TypeError, ValueError):                    # who looks at the call says why
+            return False
+        return key in self._noted or (note and self._noted.keep(key, True))
 
 
 def _handle(x: Any, like: ArrayInfo, stream: Any) -> int:

@@ -22,7 +22,6 @@ from gemmkit.components import Component, freeze, number, without_arrays
 from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.collectives.scheduler import StackSteps
-from gemmkit.kernels.config import Config
 from gemmkit.kernels.ozaki import (
     ELEMENTS,
     I8,
@@ -52,6 +51,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable, Space
 from gemmkit.tiling import Tile
 from gemmkit.tuning.choose import get_config
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 LIMIT = 2**31                          # bytes of a workspace
 ROLES = "remainders of a", "remainders of b", "remainders of d"
@@ -59,26 +59,19 @@ POISON = 0xA5                          # bytes of workspaces in the emulator
 ADDRESSES = {role: 2**40 * n for n, role in enumerate(ROLES, 1)}                  # until a launch puts theirs in
 I32 = np.dtype(np.int32)
 TOP: Any = np.uint32(2**31)
-LARGE = 1024                           # rows and columns of products that take a mapping of `mapping_of`'s
+LARGE = 1024                           # rows and columns of products that take a mapping of `ResidueProblem`'s
 RESIDENT = 1024                        # threads of a multiprocessor that split rows of neighbours: 64 registers each
 ALIGNED = 16                           # elements that rows of remainders are multiples of: TMA's and stores' 16 bytes
 ALONG = 32                             # warps of a block, at most, where a row's elements are neighbours in memory
 ACROSS, WARPS = 8, 16                  # rows and warps of a block where rows are neighbours in memory: 64 bytes of rows
 
 
-def compiled_of(call: Call, given: ArrayInfo) -> Compiled:
-    """The kernels of a call whose result is the array ``given``."""
-    is_left = not call.moduli or 0 in (call.M, call.N, call.K, call.products)
-    return Compiled(call, given) if is_left or (call.is_auto and why_plain(call)) else OzakiProduct(call, given)
-
-
 def why_plain(call: Call) -> str | None:
     """Why ``precision="auto"`` takes the product that int8 products would stand for; None where it takes them. It looks at
     sizes, dtypes and the device alone: the scale of each row makes the bound of the error one of rows' norms, whatever
     numbers they have, and rows that are not finite are computed by themselves."""
-    try:
-        check(call)
-    except (ConfigError, ValueError) as error:
+    error = refusal(call)
+    if error is not None:
         return str(error)
     if call.device.arch != (9, 0) or call.device.sm_count < MEASURED:
         return "no times of this device are known"
@@ -109,38 +102,39 @@ RATES = {np.dtype(name): rate for name, rate in (
     ("float32", 50.0), ("float64", 58.0), ("complex64", 50.0), ("complex128", 58.0))}
 
 
-def check(call: Call) -> None:
-    """Raise ConfigError, or ValueError for dtypes, where a product cannot be computed so."""
+def refusal(call: Call) -> ConfigError | ValueError | None:
+    """Why a product cannot be computed so: a ConfigError, or a ValueError for dtypes; None where it can."""
     conf = call.config
     for name, info in (("a", call.a), ("b", call.b)):
         if info.dtype not in RATES:
-            raise ValueError(f"precision='ozaki': {', '.join(map(str, RATES))} operands are needed; {name} is {info.dtype}")
+            return ValueError(f"precision='ozaki': {', '.join(map(str, RATES))} operands are needed; {name} is {info.dtype}")
     if call.a.dtype != call.b.dtype:
-        raise ValueError(f"precision='ozaki': a is {call.a.dtype} and b {call.b.dtype}; operands of one dtype are needed: "
-                         "convert one of them")
+        return ValueError(f"precision='ozaki': a is {call.a.dtype} and b {call.b.dtype}; operands of one dtype are needed: "
+                          "convert one of them")
     for field in ("global_a_layout", "global_b_layout", "global_c_layout", "global_d_layout"):
         layout = getattr(conf, field)
         if not isinstance(layout, (Plain, Matricised)) and (field != "global_c_layout" or conf.has_c):
-            raise ConfigError(f"precision='ozaki': {call.given_as(field)} is {layout!r}; plain matrices, or tensors of a "
-                              "contraction, are needed")
+            return ConfigError(f"precision='ozaki': {call.given_as(field)} is {layout!r}; plain matrices, or tensors of a "
+                               "contraction, are needed")
     for field in TRANSFORMS:
         if not getattr(conf, field).is_identity:
-            raise ConfigError(f"precision='ozaki': {call.given_as(field)} is given; transform_global_to_shared_a and _b "
-                              "alone are taken. Transform arrays first, or leave precision out")
+            return ConfigError(f"precision='ozaki': {call.given_as(field)} is given; transform_global_to_shared_a and _b "
+                               "alone are taken. Transform arrays first, or leave precision out")
     for field in OF_OPERANDS:
         transform = getattr(conf, field)
         if not transform.is_identity and transform.with_batch:
-            raise ConfigError(f"precision='ozaki': {call.given_as(field)} asks for a product's number; a function of x, or "
-                              "of x, i and j, is needed")
+            return ConfigError(f"precision='ozaki': {call.given_as(field)} asks for a product's number; a function of x, or "
+                               "of x, i and j, is needed")
         if freeze(transform).leaves:
-            raise ConfigError(f"precision='ozaki': {call.given_as(field)} holds arrays or numbers; a function that "
-                              "captures none is needed. Transform arrays first, or leave precision out")
+            return ConfigError(f"precision='ozaki': {call.given_as(field)} holds arrays or numbers; a function that "
+                               "captures none is needed. Transform arrays first, or leave precision out")
     if conf.epilogue.finishes_blocks or conf.epilogue.stores_itself or conf.observe_a is not None:
         name = "epilogue" if conf.observe_a is None else "observe_a"
-        raise ConfigError(f"precision='ozaki': {name}={getattr(conf, name)!r} sees more than an element; an element-wise "
-                          "epilogue is needed")
+        return ConfigError(f"precision='ozaki': {name}={getattr(conf, name)!r} sees more than an element; an element-wise "
+                           "epilogue is needed")
     if not conf.condition.is_always:
-        raise ConfigError(f"precision='ozaki': condition={conf.condition!r} leaves out k-tiles; leave it or precision out")
+        return ConfigError(f"precision='ozaki': condition={conf.condition!r} leaves out k-tiles; leave it or precision out")
+    return None
 
 
 OF_OPERANDS = "transform_global_to_shared_a", "transform_global_to_shared_b"
@@ -296,22 +290,33 @@ class Remainder(Epilogue):
         return np.uint8(shifted + (high >> (np.uint32(7) if p >= np.uint32(128) else np.uint32(6))) * negative)
 
 
-def mapping_of(device: DeviceInfo, rows: int, columns: int, epilogue: Remainder) -> Config | None:
-    """The configuration of large int8 products on Hopper; None elsewhere, and of small ones, which take the tables'. Those
-    choose tiles of 128 columns where these fill waves, but a stack has many waves, and loads from the L2 limit such tiles.
+class ResidueProblem(MappingProblem):
+    """int8 products of so many rows and columns. Mappings are the columns of a tile: of large ones on Hopper those that cost
+    least; else None, the tables'. Those choose tiles of 128 columns where these fill waves, but a stack has many waves, and
+    loads from the L2 limit such tiles.
 
     Tera operations a second of 30 products of 4096^3 on an H200 (2026-11-28): 128x192 in turns 1463, by pairs of blocks
     1587; 256x128 1570, by pairs 1597; 128x256 1597, by pairs 1625. What tiles compute beyond D's edges counts, too.
     """
-    if device.arch != (9, 0) or min(rows, columns) < LARGE:
-        return None
-    tiles = ((256, 256, 1625), (128, 192, 1463))
-    _, N, _ = min(tiles, key=lambda of: -(-rows // of[0]) * of[0] * -(-columns // of[1]) * of[1] / of[2])
-    fields: dict[str, Any] = {}
-    if N == 256:
-        fields = dict(block_shape=Tile(M=128, N=N, K=128), warps_per_block=8, schedule="cooperative", cluster=Tile(M=2, N=1))
-    return get_config(operator=WGMMAOp(N, dtype="int8"), global_a_layout=RowMajor(I8), global_b_layout=ColMajor(I8),
-                      global_d_layout=RowMajor(U8), epilogue=epilogue, device=device, **fields)
+
+    def __init__(self, rows: int, columns: int, epilogue: Remainder):
+        self.rows, self.columns, self.epilogue = rows, columns, epilogue
+
+    def candidates(self, device: DeviceInfo) -> Iterator[int | None]:
+        if device.arch == (9, 0) and min(self.rows, self.columns) >= LARGE and not takes_small_mappings():
+            tiles = ((256, 256, 1625), (128, 192, 1463))
+            yield from [N for _, N, _ in sorted(tiles, key=lambda of: (
+                -(-self.rows // of[0]) * of[0] * -(-self.columns // of[1]) * of[1] / of[2]))]
+        yield None
+
+    def specialise(self, mapping: int | None, device: DeviceInfo) -> Choice:
+        if mapping is None:
+            return Choice(None)
+        fields: dict[str, Any] = {} if mapping < 256 else dict(
+            block_shape=Tile(M=128, N=256, K=128), warps_per_block=8, schedule="cooperative", cluster=Tile(M=2, N=1))
+        return Choice(get_config(operator=WGMMAOp(mapping, dtype="int8"), global_a_layout=RowMajor(I8),
+                                 global_b_layout=ColMajor(I8), global_d_layout=RowMajor(U8), epilogue=self.epilogue,
+                                 device=device, **fields))
 
 
 class ResidueProducts:
@@ -326,7 +331,7 @@ class ResidueProducts:
                                      strides=(*b.info.strides[:-2], *b.info.strides[:-3:-1]))
         out = d.info._replace(shape=(*d.info.shape[:-1], columns))
         epilogue = Remainder(residues, is_stack)
-        conf = None if takes_small_mappings() else mapping_of(target(a.info.device), a.info.shape[-2], columns, epilogue)
+        conf = choose(ResidueProblem(a.info.shape[-2], columns, epilogue), target(a.info.device)).spec
         call = resolve(a.info, by_columns, out if adds else None, out, conf, {} if conf else {"epilogue": epilogue})
         self.compiled = Compiled(call, call.seen_out(out))
         self.launchable = self.compiled.launchable
@@ -359,7 +364,9 @@ class OzakiProduct(Compiled):
     """
 
     def __init__(self, call: Call, given: ArrayInfo):
-        check(call)
+        error = refusal(call)
+        if error is not None:
+            raise error
         super().__init__(call, given)
         self.spec = replace(self.spec, d=replace(self.spec.d, whole=False))
         problem, self.residues = self.computed, Residues.of(call.a.dtype, call.moduli)

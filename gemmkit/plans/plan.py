@@ -25,14 +25,13 @@ from gemmkit.components import (
     without_arrays,
 )
 from gemmkit.emulator.mode import current_mode, world
-from gemmkit.kernels.config import KEYWORDS, Config, Keywords, names_keywords, sizes_given
+from gemmkit.kernels.config import Config, Keywords, given, names_keywords, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
-from gemmkit.plans.compiled import OPERANDS, normaliser_of
+from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
-from gemmkit.plans.ozaki import compiled_of
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -56,6 +55,16 @@ from gemmkit.runtime.device import check_stream, stream_finder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+def compiled_of(call: Call, given: ArrayInfo) -> Compiled:
+    """The kernels of a call whose result is the array ``given``."""
+    if call.moduli and 0 not in (call.M, call.N, call.K, call.products):
+        from gemmkit.plans.ozaki import OzakiProduct, why_plain  # other products need none of its kernels
+
+        if not call.is_auto or why_plain(call) is None:
+            return OzakiProduct(call, given)
+    return Compiled(call, given)
 
 
 class CallValues(NamedTuple):
@@ -120,7 +129,10 @@ class Plan:
         self._parts = {problem.given_as(name): part for name, part in self._compiled.parts.items()}
         self.ranges = {problem.given_as(name): found for name, found in self._compiled.ranges.items()}
         self._watch(self._parts)
-        self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
+        #: `__call__` with values of components (`with_components`; None: the plan's), whose code has been looked at.
+        self.run: Any = self._call_on_host if self._device < 0 else self._call_on_device()
+        called = self._call_of_matrices if self._joined else self.run
+        self._called: Any = called if not self._discards else lambda *given: (called(*given), None)[1]
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
         """Make `stands`: None where these components have no code of the user's, and captured nothing."""
@@ -184,8 +196,7 @@ class Plan:
         """
         if self.stands is not None:
             self.current()
-        found = (self._call_of_matrices if self._joined else self._call)(None, a, b, c, out, stream)
-        return None if self._discards else found
+        return self._called(None, a, b, c, out, stream)
 
     def _call_of_matrices(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
@@ -194,11 +205,11 @@ class Plan:
         a, b = arrays(a, b, (c, out))
         frozen = frozen_components(self._compiled.problem.given, layouts, self._joined)
         if not frozen:
-            return self._call(brought, a, b, c, out, stream)
+            return self.run(brought, a, b, c, out, stream)
         if self._device < 0:
             infos, conf, keywords = self._origin
             return self._emulate(a, b, c, out, self._resolve(infos, conf, {**keywords, **layouts}))
-        return self._call(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
+        return self.run(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
 
     def with_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
                         out: Any) -> CallValues:
@@ -245,11 +256,6 @@ class Plan:
                 return
         theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
-
-    def run(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-        """`__call__` with values of components (`with_components`; None: the plan's), whose code has been looked
-        at."""
-        return self._call(brought, a, b, c, out, stream)
 
     def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
         """Launch the product of arrays at these addresses (out, a, b, c; 0: none) on a stream's handle. They must be of the
@@ -320,8 +326,8 @@ class Plan:
                 start = planned if brought is None else starts.get(brought.slots)
                 if start is None:
                     start = self.start(() if brought is None else brought.slots)
-                    if self._call is not call:                   # code has changed, and with it the plan
-                        return self._call(brought, a, b, c, out, stream)
+                    if self.run is not call:                   # code has changed, and with it the plan
+                        return self.run(brought, a, b, c, out, stream)
                     planned = starts.get(())
                 start(handle, given if brought is None else given + brought.values)
             return out
@@ -447,7 +453,7 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     gemmkit.plan(diagonals, a), gemmkit.plan(diagonals, a)(diagonals, a).shape
     (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
-    made = Plan(a, b, c, out, conf, {name: x for name, x in keywords.items() if x is not None or name not in KEYWORDS})
+    made = Plan(a, b, c, out, conf, given(keywords))
     if made._device >= 0 and made._has_work:
         made.start()
     return made
@@ -479,16 +485,14 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     Where there is no plan yet ``otherwise`` is asked first, with the same arguments: what it returns is the result, unless
     that is None.
     """
-    if current_mode() is not None:
-        if keywords:
-            return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
-        return _planned(None, a, b, c, conf, out, stream, otherwise)
     seen = _quickly(a, b, c, conf, keywords) if keywords or c is not None else (id(conf), (a, b), _NO_C, (), ())
     if seen is not None:
         rest, arrays, behind, held, _ = seen
-        found = _seen.again(rest, arrays, behind, held, out, stream)
+        found = _again(rest, arrays, behind, held, out, stream)
         if found is not None:
             return found
+        if current_mode() is not None:
+            seen = None
     if keywords:
         return _with_components(seen, a, b, c, conf, out, stream, keywords, otherwise)
     return _planned(seen, a, b, c, conf, out, stream, otherwise)
@@ -501,6 +505,7 @@ Seen = tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any]
 
 
 _NO_C = 0,                             # what stands for the address of a c that is not given
+_again = _seen.again                   # (a name costs less than an attribute)
 
 
 def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
@@ -510,23 +515,32 @@ def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[Know
     return (None, ()) if seen is None else _seen.find(*seen[:3], out)
 
 
-def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any]) -> Seen | None:
-    """None where a component says more than is quickly seen."""
+def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any],
+             readers: dict[type, Callable[..., bool]] = components.READERS) -> Seen | None:
+    """None where a component says more than is quickly seen, and in the emulator."""
     if not keywords:
         return (id(conf), (a, b), _NO_C, (), ()) if c is None else (id(conf), (a, b, c), (), (), ())
+    if current_mode() is not None:
+        return None
     key: list[Any] = [id(conf)]
     brought: list[Any] = []
     arrays = [a, b] if c is None else [a, b, c]
     count = len(arrays)
     for name, value in keywords.items():
         key.append(name)
-        if isinstance(value, Component):
+        read = readers.get(type(value))
+        if read is not None:
+            if not read(value, key, brought, arrays):
+                return _quickly(a, b, c, conf, keywords, {})
+        elif isinstance(value, Component):
             components.seen(value, key, brought, arrays)
         elif value is None or (name in PLAIN and isinstance(value, (str, type, np.dtype))):
             key.append(value)
         else:
             return None
-    numbers = brought if len(arrays) == count else [value for value in brought if value is not components.ADDRESS]
+    count = len(arrays) - count
+    numbers = brought if not count else () if count == len(brought) else [
+        value for value in brought if value is not components.ADDRESS]
     return tuple(key), tuple(arrays), (0, *numbers) if c is None else tuple(numbers), tuple(numbers), brought
 
 
@@ -572,7 +586,9 @@ def _kind(x: Any, name: str) -> Any:
 def _with_components(seen: Seen | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
                      keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
     """A call with components, which are frozen; it is known by what is quickly seen from then on, where that is all."""
-    keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
+    keywords = given(keywords)
+    if not keywords:
+        return _planned(seen, a, b, c, conf, out, stream, otherwise)
     frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
     sizes = (sizes_given(sizes.gemm_shape), sizes.stated) if isinstance(sizes, CallSizes) else sizes_given(sizes)

@@ -62,7 +62,32 @@ class Typed(Component):
 
 
 @dataclass(frozen=True)
-class StagedTile(Typed):
+class PanelTile(Typed):
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 or 32 columns."""
+
+    lines: int
+    columns: int
+    offset: int
+    stage_bytes: int
+
+    @cached_property
+    def line(self) -> int:
+        """Elements of a panel's line."""
+        return line_of(self.columns)
+
+    @cached_property
+    def held(self) -> int:
+        """Lines of a panel."""
+        return in_steps(self.lines)
+
+    @cached_property
+    def layout(self) -> Swizzled:
+        """Of the block as it is in its array, and in a stage."""
+        return Swizzled(RowMajor(self.dtype), 2 * self.line)
+
+
+@dataclass(frozen=True)
+class StagedTile(PanelTile):
     """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 or 32 columns; of an
     array with ``stacks`` axes in front from one of its matrices.
 
@@ -75,28 +100,14 @@ class StagedTile(Typed):
     In a ``cluster`` whose blocks of a ROW (or COLUMN) of tiles, ``peers``, have the same block of the array, each loads a
     part for all: some of the panels, or some lines of each."""
 
-    lines: int
-    columns: int
-    offset: int
-    stage_bytes: int
     stacks: int = 0
     cluster: Cluster = Cluster()
     peers: str = ""
     page: int = 0
 
     @cached_property
-    def line(self) -> int:
-        """Elements of a panel's line."""
-        return line_of(self.columns)
-
-    @cached_property
     def panels(self) -> int:
         return -(-self.columns // self.line)
-
-    @cached_property
-    def held(self) -> int:
-        """Lines of a panel."""
-        return in_steps(self.lines)
 
     @cached_property
     def k_axis(self) -> int:
@@ -120,11 +131,6 @@ class StagedTile(Typed):
         if self.by_panels and not self.page:
             return self.panels // self.parts, self.held
         return self.panels, self.held // self.parts
-
-    @cached_property
-    def layout(self) -> Swizzled:
-        """Of the block as it is in its array, and in a stage."""
-        return Swizzled(RowMajor(self.dtype), 2 * self.line)
 
     @cached_property
     def transposed_layout(self) -> Swizzled:
@@ -183,8 +189,49 @@ def in_steps(extent: int) -> int:
     return -(-extent // STEP) * STEP
 
 
+class StagedOperand(Component):
+    """What products have that take ``b`` from a stage. Their fields are its subclasses'."""
+
+    b: Any
+    b_transposed: bool
+
+    @cached_property
+    def columns(self) -> int:
+        return self.b.lines if self.b_transposed else self.b.columns
+
+    @cached_property
+    def b_layout(self) -> Swizzled:
+        return self.b.transposed_layout if self.b_transposed else self.b.layout
+
+    @cached_property
+    def values(self) -> int:
+        """A thread's sums."""
+        return self.columns // 2
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, self.values, value)
+
+
+class HandedOperand(StagedOperand):
+    """What such products have whose A is what a warpgroup has computed, in the registers that it is in."""
+
+    reuse: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reuse                                 # noqa: B018  (raises where the sums are no A fragments)
+
+    def fragments(self, values: tuple) -> tuple:
+        """Values as A, rounded to its dtype."""
+        return apply(packed, split(values, self.reuse.values), self.b.dtype)
+
+    def rectified(self, values: tuple) -> tuple:
+        """`fragments` of max(x, 0) of each: in the same instructions."""
+        return apply(packed_rectified, split(values, self.reuse.values), self.b.dtype)
+
+
 @dataclass(frozen=True)
-class Product(Component):
+class Product(StagedOperand):
     """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array. ``first``,
     ``length``: which of a's columns the stage of ``b`` has rows for, where it is a part."""
 
@@ -203,29 +250,13 @@ class Product(Component):
         return Tile(M=m, N=b.held if self.b_transposed else b.columns, K=k)
 
     @cached_property
-    def columns(self) -> int:
-        return self.b.lines if self.b_transposed else self.b.columns
-
-    @cached_property
     def a_layout(self) -> Swizzled:
         return self.a.transposed_layout if self.a_transposed else self.a.layout
-
-    @cached_property
-    def b_layout(self) -> Swizzled:
-        return self.b.transposed_layout if self.b_transposed else self.b.layout
 
     @cached_property
     def operator(self) -> WGMMAOp:
         return WGMMAOp(self.columns, self.a.dtype, F32, a_major="MN" if self.a_transposed else "K",
                        b_major="K" if self.b_transposed else "MN")
-
-    @cached_property
-    def values(self) -> int:
-        """A thread's sums."""
-        return self.columns // 2
-
-    def begin(self, value: float) -> tuple:
-        return fill(F32, self.values, value)
 
     def multiply(self, sums: tuple, slot: Any, group: int, accumulate: int) -> tuple:
         """Start the product of a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a wait."""
@@ -420,7 +451,7 @@ DROP = -8.0                            # the least exponent of a factor for whic
 
 
 @dataclass(frozen=True)
-class HandedProduct(Component):
+class HandedProduct(HandedOperand):
     """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
     they are in."""
 
@@ -428,10 +459,6 @@ class HandedProduct(Component):
     b_transposed: bool = False
     first: int = 0
     length: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reuse                                 # noqa: B018  (raises where the sums are no A fragments)
 
     @cached_property
     def block(self) -> Tile:
@@ -441,36 +468,12 @@ class HandedProduct(Component):
         return Tile(M=ROWS, N=n, K=self.length or k)
 
     @cached_property
-    def columns(self) -> int:
-        return self.b.lines if self.b_transposed else self.b.columns
-
-    @cached_property
-    def b_layout(self) -> Swizzled:
-        return self.b.transposed_layout if self.b_transposed else self.b.layout
-
-    @cached_property
     def operator(self) -> WGMMAOp:
         return WGMMAOp(self.columns, self.b.dtype, F32, b_major="K" if self.b_transposed else "MN")
 
     @cached_property
     def reuse(self) -> FragmentReuse:
         return FragmentReuse(WGMMAOp(self.block.size.K, self.b.dtype, F32), self.operator, self.block.size.K)
-
-    @cached_property
-    def values(self) -> int:
-        """A thread's sums."""
-        return self.columns // 2
-
-    def begin(self, value: float) -> tuple:
-        return fill(F32, self.values, value)
-
-    def fragments(self, values: tuple) -> tuple:
-        """Values as A, rounded to its dtype."""
-        return apply(packed, split(values, self.reuse.values), self.b.dtype)
-
-    def rectified(self, values: tuple) -> tuple:
-        """`fragments` of max(x, 0) of each: in the same instructions."""
-        return apply(packed_rectified, split(values, self.reuse.values), self.b.dtype)
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
         """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a

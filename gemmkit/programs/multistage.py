@@ -15,19 +15,17 @@ from typing import Any, NamedTuple
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Slot
-from gemmkit.kernels.sm90.store import in_lines, line_of
+from gemmkit.kernels.sm90.store import in_lines
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import apply, fold, generate, join, split
-from gemmkit.layouts import RowMajor
-from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import MMAOp
 from gemmkit.programs.chains.chain import OperandBlock
 from gemmkit.programs.chains.elements import given_to_pages
 from gemmkit.programs.chains.schedule import ChainStart, Compute, Event, Full
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
-from gemmkit.programs.collectives import F32, ROWS, STEP, Typed, in_steps, packed, packed_rectified
+from gemmkit.programs.collectives import F32, ROWS, STEP, HandedOperand, PanelTile, StagedOperand, in_steps
 from gemmkit.programs.places import Read, Ring, TilePlace, walked
 from gemmkit.programs.text import IMPORTS, Printer, listed
 from gemmkit.programs.trace import Value
@@ -442,30 +440,16 @@ class CopyRing(Component):
 
 
 @dataclass(frozen=True)
-class CopiedTile(Typed):
+class CopiedTile(PanelTile):
     """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns (or 32); of
     one matrix where there are stacks. Panels and steps of a product's K are whole, with zeros where the array ends
     (`gemmkit.programs.collectives.StagedTile`). ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
     end within them."""
 
-    lines: int
-    columns: int
-    offset: int
-    stage_bytes: int
     threads: int
     page: int = 0
     vector: int = 8
     clipped: bool = False
-
-    @cached_property
-    def line(self) -> int:
-        """Elements of a panel's line."""
-        return line_of(self.columns)
-
-    @cached_property
-    def layout(self) -> Swizzled:
-        """Of the block as it is in its array, and in a stage."""
-        return Swizzled(RowMajor(self.dtype), 2 * self.line)
 
     @cached_property
     def vectors(self) -> int:
@@ -476,11 +460,6 @@ class CopiedTile(Typed):
     def all_lines(self) -> int:
         """Of all panels, which lie one behind the other."""
         return in_lines(self.columns) // self.line * self.held
-
-    @cached_property
-    def held(self) -> int:
-        """Lines of a panel."""
-        return in_steps(self.lines)
 
     @cached_property
     def at_once(self) -> int:
@@ -567,17 +546,12 @@ class CopiedTile(Typed):
         return ldmatrix(pointer, at, known * (self.held * self.line) + n * self.line, 4, trans)
 
 
-class Multiplied(Component):
-    """What products have that take B from a stage: 16 rows of each warp times ``b``. Their fields are its subclasses'."""
+class Multiplied(StagedOperand):
+    """16 rows of each warp times ``b``."""
 
     b: CopiedTile
-    b_transposed: bool
     first: int                         # of a's columns that a stage of b has rows for, where it is a part
     length: int
-
-    @cached_property
-    def columns(self) -> int:
-        return self.b.lines if self.b_transposed else self.b.columns
 
     @cached_property
     def k(self) -> int:
@@ -612,14 +586,6 @@ class Multiplied(Component):
     @cached_property
     def mma(self) -> Any:
         return self.operator.instruction
-
-    @cached_property
-    def values(self) -> int:
-        """A thread's sums."""
-        return self.columns // 2
-
-    def begin(self, value: float) -> tuple:
-        return fill(F32, self.values, value)
 
 
 @dataclass(frozen=True)
@@ -687,7 +653,7 @@ def of_part(sums: tuple, i: int, n: int) -> tuple:
 
 
 @dataclass(frozen=True)
-class HandedMmaProduct(Multiplied):
+class HandedMmaProduct(HandedOperand, Multiplied):
     """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
     they are in."""
 
@@ -696,21 +662,9 @@ class HandedMmaProduct(Multiplied):
     first: int = 0
     length: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reuse                                 # noqa: B018  (raises where the sums are no A fragments)
-
     @cached_property
     def reuse(self) -> FragmentReuse:
         return FragmentReuse(self.operator, self.operator, self.k)
-
-    def fragments(self, values: tuple) -> tuple:
-        """Values as A, rounded to its dtype."""
-        return apply(packed, split(values, self.reuse.values), self.b.dtype)
-
-    def rectified(self, values: tuple) -> tuple:
-        """`fragments` of max(x, 0) of each: in the same instructions."""
-        return apply(packed_rectified, split(values, self.reuse.values), self.b.dtype)
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Slot) -> tuple:
         """The sums, and on top of them the product with a stage."""

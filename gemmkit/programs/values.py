@@ -211,31 +211,8 @@ class Arithmetic:
         is_positive = isinstance(base, (int, float, np.integer, np.floating)) and 0.0 < base < math.inf
         return term("exp", term("mul", self, math.log(base))) if is_positive else term("pow", base, self)
 
-    # -- conditions ---------------------------------------------------------------------------------------------------
-
     def __eq__(self, other: Any) -> Any:
         return term("eq", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return term("ne", self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return term("lt", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return term("le", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return term("lt", other, self)
-
-    def __ge__(self, other: Any) -> Any:
-        return term("le", other, self)
-
-    def __and__(self, other: Any) -> Any:
-        return term("and", self, other)
-
-    def __or__(self, other: Any) -> Any:
-        return term("or", self, other)
 
     def __invert__(self) -> Any:
         return term("not", self)
@@ -309,6 +286,10 @@ _NO_ELEMENTS = ("a value of a program has no elements to go through: all of them
                 "in gp.parallel(...) and for k in gp.sequential(...)")
 _NO_OPERATION = ("values of programs have no {}: they have +, -, *, /, abs(x), x ** y, @, comparisons, and &, |, ~ of "
                  "conditions; gp.call(f, x) calls any function of numbers")
+for _name in "ne", "lt", "le", "and", "or":
+    setattr(Arithmetic, f"__{_name}__", lambda self, other, op=_name: term(op, self, other))
+for _name, _op in (("gt", "lt"), ("ge", "le")):
+    setattr(Arithmetic, f"__{_name}__", lambda self, other, op=_op: term(op, other, self))
 for _why, _names in (
         (_NO_INDEX, ("__index__", "__array__")),
         (_NO_NUMBER, ("__float__", "__int__", "__complex__", "__round__", "__trunc__", "__floor__", "__ceil__")),

@@ -370,10 +370,11 @@ def _prepared(
         except IndexError:
             mine = bound.frame()
         config, at_config, pointers, buffer, packed, whose = mine
-        if addresses != packed or whose is not images:
-            image = images.get(addresses) or image_of(addresses)
-            buffer.raw, config.grid = image, grid
-            mine[4], mine[5] = addresses, images
+        if whose is not images:
+            config.grid, mine[5], packed = grid, images, None
+        if addresses != packed:
+            buffer.raw = images.get(addresses) or image_of(addresses)
+            mine[4] = addresses
         config.stream = stream_handle
         status = entry(at_config, function, pointers, None)
         if status:

@@ -188,31 +188,18 @@ class DualTensor:
             _check_real(self.value, "an order")
         return Truth(function(self.value, other.value if isinstance(other, DualTensor) else _number(other)), self.paths)
 
-    def __lt__(self, other: DualTensor | torch.Tensor | float) -> Truth:
-        return self._compared(torch.lt, other)
-
-    def __le__(self, other: DualTensor | torch.Tensor | float) -> Truth:
-        return self._compared(torch.le, other)
-
-    def __gt__(self, other: DualTensor | torch.Tensor | float) -> Truth:
-        return self._compared(torch.gt, other)
-
-    def __ge__(self, other: DualTensor | torch.Tensor | float) -> Truth:
-        return self._compared(torch.ge, other)
-
-    def __eq__(self, other: DualTensor | torch.Tensor | float) -> Truth:                                     # type: ignore[override]
-        return self._compared(torch.eq, other)
-
-    def __ne__(self, other: DualTensor | torch.Tensor | float) -> Truth:                                     # type: ignore[override]
-        return self._compared(torch.ne, other)
-
     def __bool__(self) -> bool:
-        return bool(self != 0)
+        return bool(self._compared(torch.ne, 0))
 
     def __float__(self) -> float:
         raise TypeError("float(x), int(x) or a function of Python's own, whose derivative is not known")
 
     __int__ = __index__ = __float__
+    __hash__ = None                                                                              # type: ignore[assignment]
+
+
+for _name in "lt", "le", "gt", "ge", "eq", "ne":
+    setattr(DualTensor, f"__{_name}__", lambda self, other, function=getattr(torch, _name): self._compared(function, other))
 
 
 def _number(x: Any) -> Any:

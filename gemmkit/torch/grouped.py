@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from operator import or_
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -260,7 +260,7 @@ def _compute_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor,
         w, v, turned = _right(gate, up)
         programs.gated_groups(h, g if kept else None, u if kept else None, _lines(x), w, v, token, bounds, turned, f)
         w, turned = _right(down)
-        programs.scattered_groups(found, h, w, order, bounds, _sorted_weights(weights, order), turned)
+        programs.scattered_groups(found, h, None, w, None, order, bounds, _sorted_weights(weights, order), turned)
         return torch.sum(found.view(*weights.shape, -1), 1, out=y), g, u
 
 
@@ -305,7 +305,7 @@ def _compute_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: torc
         of_groups(of_down, h, grad, bounds, token)
         found_x = x.new_empty(rows, x.shape[1])
         w, v, turned = _right(gate.mT, up.mT)
-        programs.scattered_sums(found_x, dg, du, w, v, order, bounds, turned)
+        programs.scattered_groups(found_x, dg, du, w, v, order, bounds, None, turned)
         torch.sum(found_x.view(*weights.shape, -1), 1, out=of_x)
         of_weights.view(-1)[order] = of_rows.to(weights.dtype)
         return found
@@ -447,7 +447,7 @@ def _compute_scaled(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, sca
         return _scaled((out_dtype, use_fast_accum), arrays, None, None, described)
 
 
-def _factor(scale: torch.Tensor, along: str) -> Scale:
+def _factor(scale: torch.Tensor, along: Literal["M", "N"]) -> Scale:
     """Of one element, in memory; else of each row or column."""
     return Scale(scale.reshape(()) if scale.numel() == 1 else scale.select(1 if along == "M" else 0, 0), along)
 

@@ -202,7 +202,7 @@ class Linear(torch.nn.Linear):
         operator = self._before_activation if is_split else self._multiply
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
             if is_recorded:
-                layers.note(self._multiply, (rows, weight) if bias is None else (rows, weight, bias), RECORDED)
+                layers.recorded(self._multiply, (rows, weight) if bias is None else (rows, weight, bias), note=True)
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
             found = biased(matmul(rows, weight.mT, mapping=self.mapping), bias)

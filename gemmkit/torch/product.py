@@ -272,17 +272,23 @@ def is_eager(args: tuple[Any, ...]) -> bool:
     return True
 
 
-#: What a `Door` of tensors answers of a call that autograd records.
+#: What `known` answers of a call that autograd records.
 RECORDED = "recorded"
 
 
 def known(door: Door, rest: Any, tensors: tuple[Any, ...]) -> Any:
     """The result of a call that is known, at which nothing but autograd looks and which casts nothing: `RECORDED` for one
     that is recorded, None for one that has to be looked at."""
+    is_recorded = False
     for x in tensors:
         if type(x) not in _PLAIN:
             return None
-    return None if is_looked_at() or _casting() else door.again(rest, tensors)
+        is_recorded = is_recorded or x.requires_grad
+    if is_looked_at() or _casting():
+        return None
+    if is_recorded and torch.is_grad_enabled():
+        return RECORDED if door.recorded(rest, tensors) else None
+    return door.again(rest, tensors)
 
 
 def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str, Any],
@@ -445,12 +451,11 @@ def _like(operand: torch.Tensor, operand_form: str, a: torch.Tensor, b: torch.Te
     """The gradient of what is stored of an operand, of its shape and dtype: a product of a and b."""
     if (a_form == b_form == operand_form == PLAIN and operand.dim() == a.dim() == b.dim() == 2
             and a.dtype == b.dtype == operand.dtype and not operand.is_complex()):      # no view more than it needs
-        return _gradient(product, operand, a, b)
+        return product(b.mT, a.mT).mT if _lies_in_columns(operand) else product(a, b)
     a, b = _of_one_dtype(a, b)
     if operand_form == PLAIN and operand.dim() == 2:
         a, b = _folded(a, b, a_form, b_form, operand)
-    lies_in_columns = operand.dim() > 1 and operand.stride(-2) == 1 and operand.stride(-1) != 1
-    if lies_in_columns and operand_form == PLAIN:     # so does the gradient: no copy to where it adds up
+    if operand_form == PLAIN and operand.dim() > 1 and _lies_in_columns(operand):   # so does the gradient: no copy
         (a, a_form), (b, b_form) = transposed(a, a_form), transposed(b, b_form)
         found = product(b, a, b_form, a_form, conj_b, conj_a).mT
     else:
@@ -496,19 +501,13 @@ def product(a: torch.Tensor, b: torch.Tensor, a_form: str = PLAIN, b_form: str =
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
             if not records(a, b):
                 return products(None, (a, b), None, None, lambda: (a, b, {}))
-            products.note(None, (a, b), RECORDED)
-            return record(a, b)
+            products.recorded(None, (a, b), note=True)
+            return _Eager.apply(a, b)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
     return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype, mapping=mapping)
 
 
 products = Door()                      # of A and B alone
-
-
-def record(a: torch.Tensor, b: torch.Tensor, is_layer: bool = False, operator: object = None,
-           bias: torch.Tensor | None = None) -> Any:
-    """A B of matrices that nothing but autograd looks at, or a `layer`, recorded."""
-    return _Eager.apply(a, b, is_layer, operator, bias)
 
 
 def are_matrices(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -525,7 +524,7 @@ def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, oper
     """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with the epilogue of an operator
     (`gemmkit.torch.op`; None: none), which adds ``bias`` and nothing more where a gradient is wanted."""
     if records(x, weight, bias):
-        return record(x, weight, True, operator, bias)
+        return _Eager.apply(x, weight, True, operator, bias)
     return _of_layer(x, weight, bias, operator)
 
 
@@ -545,8 +544,8 @@ class _Eager(torch.autograd.Function):
     alone, no view and no operator, and each gradient is one launch."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, is_layer: bool, operator: object,
-                bias: torch.Tensor | None) -> Any:
+    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, is_layer: bool = False,
+                operator: object = None, bias: torch.Tensor | None = None) -> Any:
         ctx.save_for_backward(a, b)
         ctx.is_layer = is_layer
         return _of_layer(a, b, bias, operator) if is_layer else products(None, (a, b), None, None, lambda: (a, b, {}))
@@ -554,21 +553,37 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
         a, b = ctx.saved_tensors
-        of_a, of_b, _, _, of_bias = ctx.needs_input_grad
-        multiply = product if torch.is_grad_enabled() else matmul          # a gradient of the gradient is recorded, too
-        if ctx.is_layer:
-            found = (_gradient(multiply, a, grad, b) if of_a else None,
-                     _gradient(multiply, b, grad.mT, a) if of_b else None)
-        else:
-            found = (_gradient(multiply, a, grad, b.mT) if of_a else None,
-                     _gradient(multiply, b, a.mT, grad) if of_b else None)
-        return (*found, None, None, grad.sum(0) if of_bias else None)
+        (of_a, of_b, *others), is_layer = ctx.needs_input_grad, ctx.is_layer
+        found = (_gradient(_of_a, is_layer, a, (grad, b), lambda: (grad, b if is_layer else b.mT)) if of_a else None,
+                 _gradient(_of_b, is_layer, b, (grad, a), lambda: (grad.mT, a) if is_layer else (a.mT, grad))
+                 if of_b else None)
+        return (*found, None, None, grad.sum(0) if True in others else None)
 
 
-def _gradient(multiply: Any, operand: torch.Tensor, a: Any, b: Any) -> Any:
+#: A B of matrices, or ``(x, weight, True, operator, bias)`` of a `layer`, whose call is `known`, recorded. What autograd
+#: functions do in front of this is for tensors of transforms, and takes as long as a product's look-up.
+record = super(torch.autograd.Function, _Eager).apply
+_of_a, _of_b = Door(), Door()          # gradients, of the tensors that they are products of
+
+
+def _gradient(door: Door, is_layer: bool, operand: torch.Tensor, tensors: tuple[torch.Tensor, torch.Tensor],
+              factors: Callable[[], tuple[Any, Any]]) -> Any:
     """The gradient of an operand: a product, which lies as the operand does, so that nothing is copied where it adds up."""
-    lies_in_columns = operand.stride(0) == 1 and operand.stride(1) != 1
-    return multiply(b.mT, a.mT).mT if lies_in_columns else multiply(a, b)
+    lies_in_columns = _lies_in_columns(operand)
+
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        a, b = factors()
+        return (b.mT, a.mT, {}) if lies_in_columns else (a, b, {})
+
+    if torch.is_grad_enabled():                                            # a gradient of the gradient is recorded, too
+        found = product(*described()[:2])
+    else:
+        found = door((is_layer, lies_in_columns), tensors, None, None, described)
+    return found.mT if lies_in_columns else found
+
+
+def _lies_in_columns(operand: torch.Tensor) -> bool:
+    return bool(operand.stride(-2) == 1 and operand.stride(-1) != 1)
 
 
 def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, **options: Any) -> tuple[Any, int]:

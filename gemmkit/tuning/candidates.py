@@ -31,7 +31,7 @@ from gemmkit.kernels.sm90.dequantised import shares_scales
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.operators.quantised import BF16, F16, QuantisedMMAOp
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo, alignment
@@ -40,7 +40,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import simt, sm80, sm90, tables
-from gemmkit.tuning.model import CLOCK, LINE, Asked, CostedTile, Infos, Proposal, Sizes, by_workspace, fastest
+from gemmkit.tuning.model import CLOCK, LINE, Asked, CostedTile, Proposal, Sizes, by_workspace, fastest
 from gemmkit.tuning.operators import EIGHT, SIXTEEN, accumulator_for, algebra_of, operator_for
 from gemmkit.tuning.sm80 import copied, of_half
 from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, RowAlignment, can_share, is_unaligned, is_untouched
@@ -543,11 +543,9 @@ VECTOR = 16                            # bytes at whose multiples rows must begi
 
 def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
-    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
+    (a, b), infos, (M, N, K) = asked.operands, asked.infos, asked.sizes
     packed = parts_of(b)
-    if not packed or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
-        return None
-    if device.arch < (9, 0) or asked.products != 1 or M == 0 or not _is_alone(infos, fields):
+    if not packed or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
         return None
     is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1
     part = _part(packed[0], M, is_large)
@@ -561,11 +559,11 @@ def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
 def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
     """The fields of the transposed product's mapping where Hopper's kernel dequantises B on the way to wgmma; None for what
     stays with `propose_quantised`."""
-    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
+    (a, b), infos, (M, N, K) = asked.operands, asked.infos, asked.sizes
     of_a, of_b, d = infos["a"], infos["b"], asked.layouts["d"]
-    if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
+    if not isinstance(b, GroupQuantised) or not _is_alone(asked):
         return None
-    if of_a is None or of_b is None or b.bits != 4 or M < LEAST_ROWS or 0 in (N, K) or not _is_alone(infos, fields):
+    if of_a is None or of_b is None or b.bits != 4 or M < LEAST_ROWS or 0 in (N, K):
         return None
     if d is not None and not (isinstance(d, Plain) and d.axis == 1):
         return None
@@ -580,9 +578,11 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     return dict(mapping.fields, kernel="warp_specialised", operator=WGMMAOp(mapping.N, dtype=a.dtype))
 
 
-def _is_alone(infos: Infos, fields: dict[str, Any]) -> bool:
-    """Whether nothing is asked for that this kernel has not."""
-    return (infos["c"] is None and not {"operator", "condition", "global_c_layout", *MAPPING_FIELDS} & set(fields)
+def _is_alone(asked: Asked) -> bool:
+    """Whether A is plain rows of 16 bits, as B's numbers are, and nothing is asked for that these kernels have not."""
+    (a, b), fields = asked.operands, asked.fields
+    return (type(a) is RowMajor and a.dtype in (F16, BF16) and b.dtype == a.dtype and asked.infos["c"] is None
+            and not {"operator", "condition", "global_c_layout", *MAPPING_FIELDS} & set(fields)
             and is_untouched("a", fields) and is_untouched("b", fields))
 
 

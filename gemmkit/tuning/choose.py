@@ -49,7 +49,7 @@ from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, GroupQuantised, Plain, RowMajor, Zero
 from gemmkit.layouts.quantised import QuantisedTranspose
 from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.runtime.arrays import ArrayInfo, flipped
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not

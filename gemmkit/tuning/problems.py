@@ -12,6 +12,8 @@ becomes of one. `choose` takes the first of these that a kernel can carry out:
 | products, groups (`gemmkit.tuning.choose`) | swap-AB, the winners, the tables by their models, the dtypes' operator |
 | wgmma's tiles for an operator (`gemmkit.tuning.sm90`) | its table's mappings by their cycles |
 | rows (`RowsProblem`) | as few warps a row as can hold it, then rows that are streamed |
+| gradients of norms (`gemmkit.functions.gradients`) | rows that are copied ahead, then rows that are not |
+| int8 products of residues (`gemmkit.plans.ozaki`) | of large ones two tiles by what they cost, then the tables' |
 | programs (`gemmkit.programs.calls`) | the default: tiles by waves, or a chain's blocks by what fits |
 
 A choice is made once for a class of problems: `gemmkit.plans.launch` keeps launches by what they rest on, programs keep

@@ -21,7 +21,7 @@ from gemmkit.kernels.spec import divides
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, ColMajor, Padded, RowMajor
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import tables

@@ -29,7 +29,7 @@ from gemmkit.kernels.spec import FAMILIES
 from gemmkit.layouts import ArrayLayout, Boxed, ColMajor, Matricised, Padded, RowMajor
 from gemmkit.layouts.plain import BOX, RUN
 from gemmkit.operators import COMPLEX, Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.device import DeviceInfo

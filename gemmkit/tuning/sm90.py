@@ -44,7 +44,8 @@ from gemmkit.layouts import (
     Swizzled,
     Zero,
 )
-from gemmkit.operators.algebra import Algebra, units
+from gemmkit.operators.algebra import Algebra
+from gemmkit.operators.base import units
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo

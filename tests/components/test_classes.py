@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -262,3 +263,61 @@ def test_users_subclasses_of_components_of_gemmkit() -> None:
 
     assert Mine("float16", by=2) == Mine("float16", by=2) != Mine("float16") and hash(Mine("float16")) == hash(Mine("float16"))
     assert Mine("float16") != gk.layouts.RowMajor("float16") == pickle.loads(pickle.dumps(gk.layouts.RowMajor("float16")))
+
+
+def test_a_subclass_is_looked_at_after_its_base_has_an_instance() -> None:
+    assert Base(3.0)(2.0) == 6.0 and type(Base) is components.CheckedClass is not type(Undecorated)
+    with pytest.raises(TypeError, match="Undecorated: a component is a frozen dataclass"):
+        Undecorated()
+    before = components.class_version[0]
+    Base.__call__ = Base.__call__                                        # type: ignore[method-assign]
+    assert components.class_version[0] == before + 1
+
+
+@components.dataclass(frozen=True)
+class Chosen(epilogues.Scale):
+    """One of gemmkit's own making: a word, and keywords."""
+
+    way: str = "up"
+    more: int = field(default=1, kw_only=True)
+
+
+@pytest.mark.parametrize(("make", "error", "said"), [
+    (lambda x: epilogues.Bias(), TypeError, "missing 1 required positional argument: 'bias'"),
+    (lambda x: epilogues.Bias(x, "N", 3), TypeError, "takes from 2 to 3 positional arguments"),
+    (lambda x: epilogues.Bias(x, axis="N"), TypeError, "unexpected keyword argument 'axis'"),
+    (lambda x: epilogues.Bias(x, "K"), ValueError, r"Bias\(along='K'\): \"M\" or \"N\" is needed"),
+    (lambda x: epilogues.Bias(x, 3), TypeError, r"Bias.along: 3; \"M\" or \"N\" is needed"),
+    (lambda x: epilogues.Scale(x, along=np.zeros(2)), TypeError, "Scale.along"),
+    (lambda x: epilogues.GELU("sigmoid"), ValueError, "GELU"),
+    (lambda x: epilogues.Bias([1.0]), TypeError, "Bias.bias: got list; an array"),
+    (lambda x: epilogues.ReLU(1), TypeError, "ReLU"),
+    (lambda x: Chosen(2.0, "N", "up", 3), TypeError, "takes from 2 to 4 positional arguments"),
+    (lambda x: layouts.Padded(3, 1), TypeError, "Padded"),
+])
+def test_what_an_init_of_gemmkits_own_refuses(make: Callable[[Any], Any], error: type[Exception], said: str) -> None:
+    x = np.zeros(2)
+    for _ in range(2):                                                   # also after an instance that was right
+        with pytest.raises(error, match=said):
+            make(x)
+        assert epilogues.Bias(x).along == "N" and epilogues.GELU(form="tanh").form == "tanh"
+
+
+def test_an_init_of_gemmkits_own_is_that_of_a_dataclass() -> None:
+    made = Chosen(2.0, way="down", more=3)
+    assert (made.by.value, made.along, made.way, made.more) == (2.0, "N", "down", 3)
+    assert list(vars(made)) == [one.name for one in dataclasses.fields(made)]
+    assert list(inspect.signature(Chosen).parameters) == ["by", "along", "way", "more"]
+    assert dataclasses.replace(made, more=4).more == 4 and pickle.loads(pickle.dumps(epilogues.GELU("tanh"))).form == "tanh"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.way = "up"                                                  # type: ignore[misc]
+
+
+def test_a_composition_of_known_classes_is_still_looked_at() -> None:
+    x = np.zeros(2)
+    assert repr(epilogues.Bias(x) | epilogues.ReLU()) and repr(epilogues.Bias(x) | epilogues.ReLU())
+    for _ in range(2):
+        with pytest.raises(TypeError, match="finishes whole rows"):
+            epilogues.Bias(x) | epilogues.Softmax() | epilogues.ReLU()
+        with pytest.raises(TypeError, match="an Epilogue is needed"):
+            epilogues.Bias(x) | 3                                        # type: ignore[operator]

@@ -18,7 +18,7 @@ from bench import prepare
 from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.plans.launch import Launch, forget
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.runtime import device

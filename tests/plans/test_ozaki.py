@@ -14,7 +14,6 @@ import gemmkit as gk
 from gemmkit.kernels import ozaki
 from gemmkit.kernels.ozaki import (
     ELEMENTS,
-    FEWEST,
     GAUSSIAN,
     MODULI,
     MOST_K,
@@ -33,8 +32,10 @@ from gemmkit.plans.ahead import recorded
 from gemmkit.plans.ozaki import OzakiProduct, Remainder, microseconds, why_plain
 from gemmkit.runtime.device import A100, H100
 from gemmkit.tuner.subjects import TunedProduct
+from gemmkit.tuning.problems import choose
 from tests.support.machines import on_machines, poison
 
+FEWEST = 7                             # moduli: 6 leave a row 23 bits, fewer than float32 has
 COUNTS = range(FEWEST, len(MODULI) + 1)
 SETS = [kind(count) for kind in (Residues, GaussianResidues) for count in COUNTS]
 KINDS = np.float64, np.complex128, np.float32, np.complex64
@@ -457,7 +458,7 @@ def test_large_products() -> None:
     """Tiles of 128 x 256 by pairs of blocks, unless they compute much beyond D's edges; the tables' for small products and
     elsewhere."""
     def tile(rows: int, columns: int, device: Any = H100) -> Any:
-        conf = plans.mapping_of(device, rows, columns, Remainder(Residues(14)))
+        conf = choose(plans.ResidueProblem(rows, columns, Remainder(Residues(14))), device).spec
         return conf and (*conf.block_shape.size[:2], conf.cluster.size.M)
 
     assert tile(4096, 4096) == tile(2048, 8192) == (128, 256, 2) and tile(1100, 1150) == (128, 192, 1)

@@ -22,7 +22,7 @@ import numpy as np
 import gemmkit as gk
 from bench import stand_ins
 from gemmkit import programs as gp
-from gemmkit.epilogues import Bias, ReLU, Residual, Scale
+from gemmkit.epilogues import GELU, Bias, ReLU, Residual, Scale, SiLU
 from gemmkit.plans.launch import forget
 from gemmkit.programs import calls as program_calls
 from gemmkit.runtime import arrays, launch
@@ -69,6 +69,22 @@ def scaled_product(a: Any, b: Any, d: Any, scale: float) -> None:
         d[m, n] = scale * acc
 
 
+#: Epilogues that each call makes anew, of a vector, a matrix and a number.
+EPILOGUES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "bias": lambda vector, matrix, number: Bias(vector),
+    "bias of rows": lambda vector, matrix, number: Bias(vector, "M"),
+    "bias and relu": lambda vector, matrix, number: Bias(vector) | ReLU(),
+    "relu": lambda vector, matrix, number: ReLU(),
+    "gelu": lambda vector, matrix, number: GELU(),
+    "gelu by tanh": lambda vector, matrix, number: GELU(form="tanh"),
+    "scale": lambda vector, matrix, number: Scale(number),
+    "scale of rows": lambda vector, matrix, number: Scale(vector, along="M"),
+    "scale and silu": lambda vector, matrix, number: Scale(number) | SiLU(),
+    "residual": lambda vector, matrix, number: Residual(matrix),
+    "bias, gelu and residual": lambda vector, matrix, number: Bias(vector) | GELU() | Residual(matrix),
+}
+
+
 def drawn(of: random.Random) -> DrawnCall:
     """A call that runs."""
     m, n, k = (of.choice((16, 32, 48)) for _ in range(3))
@@ -83,11 +99,13 @@ def drawn(of: random.Random) -> DrawnCall:
             return DrawnCall(function, {**found, "b": dense(1, n, k)}, {"spec": "mk,nk->mn"})
         if of.random() < 0.3:
             found["c"] = dense(3, m, n)
-        rule = of.choice((None, "bias", "bias and relu", "scale", "residual")) if function == "matmul" else None
-        if rule in ("bias", "bias and relu"):
+        rule = of.choice((None, *EPILOGUES)) if function == "matmul" else None
+        if rule in ("bias", "bias and relu", "bias, gelu and residual"):
             found["vector"] = dense(4, n)
-        if rule == "residual":
-            found["vector"] = dense(4, m, n)
+        if rule in ("bias of rows", "scale of rows"):
+            found["vector"] = dense(4, m)
+        if rule in ("residual", "bias, gelu and residual"):
+            found["matrix"] = dense(5, m, n)
         return DrawnCall(function, found, {"epilogue": rule, "number": of.choice((2.0, 0.5))})
     if function == "attention":
         found = {name: dense(at, 2, 2, 16 * (1 + (name != "q")), 32) for at, name in enumerate("qkv")}
@@ -139,7 +157,7 @@ def changed(call: DrawnCall, of: random.Random, is_torch: bool) -> tuple[str, Dr
     if "out" in found and call.function != "program":
         hows["a new result"] = lambda: replace(call, arrays={key: y for key, y in found.items() if key != "out"})
     for key, values in {"number": (2.0, 0.5, 1e-5, 1e-3, 0.0, -0.0, 4, 8), "scale": (None, 0.5, 2.0, -1.0, 0.0, -0.0),
-                        "mask": (None, "causal", "window"), "epilogue": (None, "scale", "relu"),
+                        "mask": (None, "causal", "window"), "epilogue": (None, *EPILOGUES),
                         "spec": ("mk,nk->nm", "mk,nk->mn", "km,nk->mn"), "dtype": ("float32", "float16")}.items():
         if key in call.others or (key == "dtype" and call.function in ("matmul", "einsum")):
             value = of.choice(values)
@@ -158,10 +176,8 @@ def perform(call: DrawnCall, made: Callable[[Placed], Any], plan: Any = None) ->
     if call.function in ("matmul", "plan"):
         if call.function == "plan":
             return plan(given["a"], given["b"], given.get("c"), out=out)
-        vector = given.get("vector")
-        epilogue: Any = {None: lambda: None, "bias": lambda: Bias(vector), "bias and relu": lambda: Bias(vector) | ReLU(),
-                         "relu": ReLU, "scale": lambda: Scale(number), "residual": lambda: Residual(vector)}[
-            others["epilogue"]]()
+        rule = others["epilogue"]
+        epilogue = None if rule is None else EPILOGUES[rule](given.get("vector"), given.get("matrix"), number)
         more = {"dtype": np.dtype(others["dtype"])} if "dtype" in others else {}
         return gk.matmul(given["a"], given["b"], given.get("c"), out=out, epilogue=epilogue, **more)
     if call.function == "einsum":

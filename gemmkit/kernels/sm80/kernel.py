@@ -41,7 +41,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import View
 from gemmkit.lang.registers import Fragment, fold, registers
 from gemmkit.operators import FPUOp
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.ptx.memory import pack_narrow, shared, unpack_narrow
 from gemmkit.ptx.registers import opaque, pinned, shared_place
 from gemmkit.ptx.special import barrier, carried, rolled, thread_index, udiv, uniform
@@ -125,7 +125,7 @@ def compute_tile(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: Stac
     if finishes:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
-        store_d(spec, accumulators, d_shared, place, warp)
+        store_d(spec, accumulators, d_shared, place, warp, spec.warps)
         barrier()
 
         # 6. D: shared -> global.

@@ -79,7 +79,8 @@ from gemmkit.lang.numba_hooks import types
 from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import PATTERN, pattern_of
-from gemmkit.operators.algebra import Algebra, units
+from gemmkit.operators.algebra import Algebra
+from gemmkit.operators.base import units
 from gemmkit.operators.wgmma import BLOCK, WGMMAOp
 from gemmkit.ptx.tma import TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo, describe, whole

@@ -17,7 +17,7 @@ import gemmkit.kernels.sm80.kernel as sm80
 from gemmkit.kernels.sm80.kernel import InStepMainloop
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp
-from gemmkit.operators.algebra import units
+from gemmkit.operators.base import units
 from gemmkit.plans.ahead import CompiledKernel, compile_config
 from gemmkit.runtime.device import GPUS, H100, target
 from gemmkit.tiling import Tile
