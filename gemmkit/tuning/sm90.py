@@ -35,6 +35,7 @@ from gemmkit.layouts import (
     ArrayLayout,
     ColMajor,
     ColumnInterleaved,
+    Im2col,
     Interleaved,
     Joined,
     Matricised,
@@ -509,19 +510,22 @@ def assumed_spec(values: dict[str, Any], mapping: CostedTile, arrays: OperandArr
 @dataclass(frozen=True)
 class Lying:
     """How an operand lies in shared memory in tiles of any extents: along ``k_axis`` where it ``is_along``, else across K
-    where its tile is wide enough; of interleaved columns' ``slots`` TMA brings parts."""
+    where its tile is wide enough; of interleaved columns' ``slots`` TMA brings parts. ``longest`` is how many neighbours in
+    memory a line has at most; 0: any number."""
 
     k_axis: int
     dtype: np.dtype
     is_along: bool
     slots: int
+    longest: int
 
     @classmethod
     def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
         axis = layout.vector_axis
-        lines = isinstance(layout, (ColumnInterleaved, Joined, Plain, Planar, Matricised)) or layout.stored is not None
+        lines = isinstance(layout, (ColumnInterleaved, Im2col, Joined, Plain, Planar, Matricised)) or layout.stored is not None
         # Only 16-bit operands can be contiguous across K.
-        return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1))
+        return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1),
+                   layout.longest_line)
 
     def lies_along(self, across: int) -> bool:
         """Whether its lines lie along K in a tile with ``across`` rows of A, or columns of B."""
@@ -529,7 +533,8 @@ class Lying:
 
     def width(self, across: int, depth: int) -> int:
         """Bytes of the swizzle's lines."""
-        return _width((depth if self.lies_along(across) else across // self.slots) * self.dtype.itemsize)
+        extent = depth if self.lies_along(across) else across // self.slots
+        return _width(math.gcd(extent, self.longest) * self.dtype.itemsize)
 
     def layout(self, across: int, depth: int) -> Swizzled:
         axis = self.k_axis if self.lies_along(across) else 1 - self.k_axis
@@ -635,7 +640,7 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
     axis = shared.axis
     size = shared.dtype.itemsize                          # of a number, where it has several parts
     vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
-    if isinstance(layout, Matricised) and layout.vector_axis == axis:
+    if isinstance(layout, (Im2col, Matricised)) and layout.vector_axis == axis:
         run = math.gcd(layout.run, tile.extents[axis])
         vectors = (run >> n for n in range(run.bit_length()) if run >> n >= layout.comb)
         vector = next((v for v in vectors if tile.count % (16 * warps * v) == 0), run)   # as much for each of half of them
