@@ -105,7 +105,7 @@ def conv(x: Any, w: Any, c: Any = None, *, stride: Any = 1, padding: Any = 0, di
     [[5.0, 9.0, 12.0, 9.0], [13.5, 22.5, 27.0, 19.5], [25.5, 40.5, 45.0, 31.5], [21.0, 33.0, 36.0, 25.0]]
     """
     infos = {"x": describe(x, "x"), "w": describe(w, "w")}
-    how = parameters("conv", infos["x"], infos["w"], stride, padding, dilation, groups, layout)
+    how = parameters("conv", infos["x"].shape, infos["w"].shape, stride, padding, dilation, groups, layout)
     of_c, of_out = (None if y is None else describe(y, name) for name, y in (("c", c), ("out", out)))
     _check("conv", {**infos, "c": of_c, "out": of_out})
     shape = result_shape(infos["x"].shape, infos["w"].shape, how)
@@ -136,17 +136,17 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
     """
     name = "conv_input_gradient"
     infos = {"w": describe(w, "w"), "gradient": describe(gradient, "gradient")}
-    like = infos["gradient"]._replace(shape=_shape(name, shape), dtype=infos["w"].dtype)
-    how = parameters(name, like, infos["w"], stride, padding, dilation, groups, layout)
+    of_x = _shape(name, shape)
+    how = parameters(name, of_x, infos["w"].shape, stride, padding, dilation, groups, layout)
     of_c, of_out = (None if y is None else describe(y, label) for label, y in (("c", c), ("out", out)))
     _check(name, {**infos, "c": of_c, "out": of_out})
-    _check_shapes(name, {"gradient": (infos["gradient"], result_shape(like.shape, infos["w"].shape, how)),
-                         "c": (of_c, like.shape)})
+    _check_shapes(name, {"gradient": (infos["gradient"], result_shape(of_x, infos["w"].shape, how)),
+                         "c": (of_c, of_x)})
     if epilogue is not None and max(how.stride) > 1 and not _is_elementwise(epilogue):
         raise ValueError(f"{name}: epilogue={epilogue!r} reads or reduces at coordinates, and with stride={how.stride} each "
                          "class of positions is a product with coordinates of its own; apply it by a call of its own")
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
-    out, of_out = _result(name, gradient, out, of_out, like.shape, asked, epilogue, infos["gradient"], infos["w"], how)
+    out, of_out = _result(name, gradient, out, of_out, of_x, asked, epilogue, infos["gradient"], infos["w"], how)
     recipes = _of_input(how, _places(infos["gradient"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out))
     _launch(recipes, (gradient, infos["gradient"]), (w, infos["w"]), (c, of_c), (out, of_out), epilogue, precision,
             stream)
@@ -168,14 +168,14 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
     """
     name = "conv_weight_gradient"
     infos = {"x": describe(x, "x"), "gradient": describe(gradient, "gradient")}
-    like = infos["x"]._replace(shape=_shape(name, shape))
-    how = parameters(name, infos["x"], like, stride, padding, dilation, groups, layout)
+    of_w = _shape(name, shape)
+    how = parameters(name, infos["x"].shape, of_w, stride, padding, dilation, groups, layout)
     of_c, of_out = (None if y is None else describe(y, label) for label, y in (("c", c), ("out", out)))
     _check(name, {**infos, "c": of_c, "out": of_out})
-    _check_shapes(name, {"gradient": (infos["gradient"], result_shape(infos["x"].shape, like.shape, how)),
-                         "c": (of_c, like.shape)})
+    _check_shapes(name, {"gradient": (infos["gradient"], result_shape(infos["x"].shape, of_w, how)),
+                         "c": (of_c, of_w)})
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
-    out, of_out = _result(name, x, out, of_out, like.shape, asked, None, infos["x"], infos["gradient"], how)
+    out, of_out = _result(name, x, out, of_out, of_w, asked, None, infos["x"], infos["gradient"], how)
     recipe = _of_weights(how, _places(infos["x"]), _places(infos["gradient"]), of_c and _places(of_c), _places(of_out))
     _launch([recipe], (gradient, infos["gradient"]), (x, infos["x"]), (c, of_c), (out, of_out), None, precision,
             stream)
@@ -184,30 +184,30 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
 
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
-def parameters(name: str, x: ArrayInfo, w: ArrayInfo, stride: Any, padding: Any, dilation: Any, groups: Any,
+def parameters(name: str, x: Sequence[int], w: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any,
                layout: Any) -> Convolution:
-    """The parameters of a convolution of x with w. Raises ValueError and TypeError, naming the argument, for bad ones."""
+    """The parameters of a convolution of arrays of these shapes. Raises ValueError and TypeError, naming the argument, for bad ones."""
     if layout not in LAYOUTS:
         raise ValueError(f"{name}: layout={layout!r}; one of {', '.join(map(repr, LAYOUTS))} is needed")
     count = LAYOUTS[layout]
     is_last = layout.endswith("C")
-    for label, info in (("x", x), ("w", w)):
-        if len(info.shape) != count + 2:
-            fitting = [word for word, n in LAYOUTS.items() if n == len(info.shape) - 2 and word.endswith("C") == is_last]
-            raise ValueError(f"{name}: {label} has shape {info.shape}, and layout={layout!r} has {count + 2} dimensions"
+    for label, shape in (("x", x), ("w", w)):
+        if len(shape) != count + 2:
+            fitting = [word for word, n in LAYOUTS.items() if n == len(shape) - 2 and word.endswith("C") == is_last]
+            raise ValueError(f"{name}: {label} has shape {tuple(shape)}, and layout={layout!r} has {count + 2} dimensions"
                              + (f"; layout={fitting[0]!r} has as many" if fitting else ""))
     how = Convolution(_numbers(name, "stride", stride, count, 1), ((0, 0),) * count,
                       _numbers(name, "dilation", dilation, count, 1), _numbers(name, "groups", groups, 1, 1)[0], is_last)
-    (_, *spatial, channels), (filters, *taps, depth) = how.last(x.shape), how.last(w.shape)
+    (_, *spatial, channels), (filters, *taps, depth) = how.last(x), how.last(w)
     if channels != depth * how.groups:
         raise ValueError(f"{name}: x has {channels} channels and w takes {depth} in each of groups={how.groups}; x needs "
                          f"{depth * how.groups}, or w {channels // how.groups}")
     if filters % how.groups:
         raise ValueError(f"{name}: w has {filters} filters, which groups={how.groups} does not divide")
     how = how._replace(padding=_padding(name, padding, count, spatial, taps, how))
-    for label, extents in (("x", x.shape), ("w", w.shape)):
-        if 0 in extents[1:]:
-            raise ValueError(f"{name}: {label} has shape {extents}; a dimension of no elements leaves nothing to sum")
+    for label, shape in (("x", x), ("w", w)):
+        if 0 in shape[1:]:
+            raise ValueError(f"{name}: {label} has shape {tuple(shape)}; a dimension of no elements leaves nothing to sum")
     for at, positions in enumerate(how.positions(spatial, taps)):
         if positions < 1:
             reach = (taps[at] - 1) * how.dilation[at] + 1
@@ -360,7 +360,7 @@ def _windows(places: Places, how: Convolution, positions: Sequence[int], taps: S
     """The matrix of an array's windows: (stride, step, start) along each spatial dimension."""
     shape, strides, dtype = how.last(places[0]), how.last(places[1]), places[2]
     shape = (*shape[:-1], shape[-1] // how.groups)
-    if all(t == 1 and of == (1, 1, 0) for t, of in zip(taps, steps)):              # 1 x 1: the matrix lies there
+    if shape[1:-1] == tuple(positions) and all(t == stride == 1 and start == 0 for t, (stride, _, start) in zip(taps, steps)):
         return _matrix(dtype, list(zip(shape, strides))[-2::-1], [(shape[-1], strides[-1])], shape[-1] * strides[-1],
                        how.groups)
     own = ArrayInfo(0, shape, strides, dtype, 0, False, "")

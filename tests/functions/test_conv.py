@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.functions.conv import Convolution, parameters, result_shape
-from gemmkit.runtime.arrays import describe
+from gemmkit.functions.conv import Convolution, parameters
 from tests.support.machines import MACHINES, on_machines, poison, turned, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -75,7 +74,8 @@ class Case:
     def __init__(self, rng: np.random.Generator, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = F16, word: str = "NHWC",
                  **given: Any):
         self.given = dict(given, layout=word)
-        self.how = parameters("conv", *(describe(ordered(np.empty(shape, "i1"), _named(word))) for shape in (x, w)),
+        self.how = parameters("conv", *((shape if word.endswith("C") else (shape[0], shape[-1], *shape[1:-1]))
+                                        for shape in (x, w)),
                               given.get("stride", 1), given.get("padding", 0), given.get("dilation", 1),
                               given.get("groups", 1), word)
         self.x, self.w = whole(rng, x, dtype), whole(rng, w, dtype)
@@ -95,10 +95,6 @@ class Case:
     def last(self, machine: Any, x: Any) -> np.ndarray:
         found = machine.numpy(x)
         return found if self.how.is_last else np.moveaxis(found, 1, -1)
-
-
-def _named(word: str) -> Convolution:
-    return Convolution((), (), (), 1, word.endswith("C"))
 
 
 def check(machine: Any, case: Case, lies: str = "as ordered", kinds: str = "fiw", dtype: Any = None) -> None:
