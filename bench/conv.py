@@ -3,13 +3,13 @@
 | work | what | beside |
 |---|---|---|
 | forward | `gemmkit.conv` | ``torch.nn.functional.conv2d`` (or 3d), by cuDNN |
-| fused | the same with a bias, a residual and ReLU in its kernel | cuDNN's convolution with a bias, then PyTorch's addition and ReLU in place |
+| fused | the same, and a bias, a residual and ReLU | cuDNN with a bias, then PyTorch's addition and ReLU |
 | input | the gradient of x | ``torch.ops.aten.convolution_backward``, by cuDNN |
 | weight | the gradient of w | the same |
 
-Tensors are float16 with channels last, as cuDNN is fastest (``torch.backends.cudnn.benchmark`` is on). All are captured in CUDA
-graphs, timed in turns, and compared with PyTorch's result in float32 before. The shapes are those of ResNet-50 (He et al.,
-2016) and of a 3-D U-Net (Cicek et al., 2016). With ``--device cpu`` small ones run in the emulator: the times are no
+Tensors are float16 with channels last, as cuDNN is fastest (``torch.backends.cudnn.benchmark`` is on). All are captured in
+CUDA graphs, timed in turns, and compared with PyTorch's result in float32 before. The shapes are those of ResNet-50 (He et
+al., 2016) and of a 3-D U-Net (Cicek et al., 2016). With ``--device cpu`` small ones run in the emulator: the times are no
 measurement.
 """
 
@@ -33,7 +33,7 @@ WORKS = "forward", "fused", "input", "weight"
 
 
 class ConvCase(NamedTuple):
-    """``images`` x ``extent`` x ``extent`` (x ``extent``) x ``channels``, and ``filters`` of ``taps`` x ``taps`` (x taps)."""
+    """``images`` of ``extent`` along each of ``dimensions`` by ``channels``, and ``filters`` with ``taps`` along each."""
 
     work: str
     images: int
@@ -129,12 +129,12 @@ def row(case: ConvCase, device: str, pairs: int = 15) -> dict[str, Any]:
     torch.manual_seed(0)
     further = dict(group="conv", **{name: value for name, value in case._asdict().items() if name != "work"})
     if device == "cpu":
-        given = case.tensors(device)
-        call, out = ours(case, given)
+        first = case.tensors(device)
+        call, out = ours(case, first)
         began = time.perf_counter()
         call()
         taken = 1e6 * (time.perf_counter() - began)
-        error = error_of(case, given, out)
+        error = error_of(case, first, out)
         if not error <= TOLERANCE:
             raise WrongResult(f"{case}: differs from the result in float32 by {error:.4f} of its norm")
         M, N, K = case.product
@@ -144,7 +144,7 @@ def row(case: ConvCase, device: str, pairs: int = 15) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     first = case.tensors(device)
-    sets = min(8, input_sets(sum(x.numel() * 2 for x in first), backend.l2_bytes))
+    sets = min(8, input_sets(sum(x.numel() * 2 for x in first), backend.l2_bytes()))
     given = [first, *(case.tensors(device) for _ in range(sets - 1))]
     made = [ours(case, one) for one in given]
 
@@ -156,7 +156,8 @@ def row(case: ConvCase, device: str, pairs: int = 15) -> dict[str, Any]:
                     [peer(case, one) for one in given], peer_name=f"cuDNN (torch {torch.__version__.partition('+')[0]})",
                     clock=backend, poison=poison, error=lambda n: error_of(case, given[n], made[n][1]), tolerance=TOLERANCE,
                     pairs=pairs, further=further)
-    print(f"{case}: {found['ours_us']:.1f} us, {found['tflops']:.0f} TF, {found['ratio']:.3f} of {found['peer']}", flush=True)
+    print(f"{case}: {found['ours_us']:.1f} us, {found['tflops']:.0f} TF, {found['ratio']:.3f} of {found['peer']}",
+          flush=True)
     return found
 
 

@@ -492,7 +492,8 @@ def seen(component: Component, key: list[Any], brought: list[Any], arrays: list[
         if arrays is not None:
             del arrays[given:]
         found = frozen(component)
-        key += found.kind, found.fingerprint, component.known_by, tuple((info.shape, info.strides, info.device) for info in found.arrays)
+        key += found.kind, found.fingerprint, component.known_by
+        key.append(tuple((info.shape, info.strides, info.device) for info in found.arrays))
         brought += [exact(value) for _, value in found.leaves]
 
 

@@ -77,7 +77,8 @@ class EmulatedTensorMap:
         low, high = max(0, -first), min(box[0], self.dims[0] - first)
         if high <= low:
             return
-        lines = product(*(range(c, c + extent) for c, extent in zip(reversed(others), reversed(box[1:]))))
+        lines: Iterator[tuple[int, ...]] = product(*(range(c, c + extent) for c, extent in zip(reversed(others),
+                                                                                              reversed(box[1:]))))
         if self.spec.window is not None:
             lines = self._walk(others, offsets)
         for number, line in enumerate(lines):

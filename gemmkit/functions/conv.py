@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.epilogues import Epilogue
+from gemmkit.epilogues import GELU, Bias, Clamp, Default, Elementwise, Epilogue, ReLU, Saturate, Scale, SiLU, Tanh
 from gemmkit.functions.matmul import matmul
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import Im2col, Matricised
@@ -50,8 +50,9 @@ class Convolution(NamedTuple):
 
     def positions(self, spatial: Sequence[int], taps: Sequence[int]) -> tuple[int, ...]:
         """The result's extents."""
-        return tuple((extent + before + behind - (t - 1) * dilation - 1) // stride + 1 for extent, t, stride, (before, behind),
-                     dilation in zip(spatial, taps, self.stride, self.padding, self.dilation))
+        return tuple((extent + before + behind - (t - 1) * dilation - 1) // stride + 1
+                     for extent, t, stride, (before, behind), dilation
+                     in zip(spatial, taps, self.stride, self.padding, self.dilation))
 
     def last(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """Of something of each dimension, that of the channels last."""
@@ -82,7 +83,7 @@ def conv(x: Any, w: Any, c: Any = None, *, stride: Any = 1, padding: Any = 0, di
             PyTorch has them. The word names the order of dimensions; strides decide the speed, so PyTorch's
             ``channels_last`` tensors are fast.
         epilogue: an epilogue of `gemmkit.epilogues` on the result as a matrix: its rows are positions (n, p, q) in C order,
-            its columns are filters (``Bias(b)`` has an element for each filter). With groups it sees each group's filters:
+            its columns are filters (``Bias(b)`` has an element for each filter). With groups it sees each group's filters;
             its arrays have the groups as first dimension (``Bias(b.reshape(groups, -1))``).
         precision: "tf32" for float32, or "fast" for float8, as of `gemmkit.matmul`.
         dtype: the result's; None is x's, or what the epilogue says.
@@ -123,10 +124,11 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
     """The gradient of `conv`'s x, of ``shape``, from that of its result: a transposed convolution of ``gradient`` with w.
 
     The arguments are those of the `conv` whose gradient it is; ``epilogue`` and ``c`` act on the result. A stride of more
-    than 1 takes a launch for each class of positions, and no epilogue that reads or reduces by coordinates.
+    than 1 takes a launch for each class of positions, and only epilogues of values and columns: activations, functions of x
+    alone, ``Scale`` and ``Bias``.
 
     Raises:
-        ValueError, TypeError: as `conv`; an epilogue that sees coordinates, with a stride of more than 1.
+        ValueError, TypeError: as `conv`; another epilogue with a stride of more than 1.
 
     >>> import numpy as np, gemmkit as gk
     >>> w, g = np.ones((1, 2, 2, 1), np.float32), np.ones((1, 2, 2, 1), np.float32)
@@ -142,9 +144,9 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
     _check(name, {**infos, "c": of_c, "out": of_out})
     _check_shapes(name, {"gradient": (infos["gradient"], result_shape(of_x, infos["w"].shape, how)),
                          "c": (of_c, of_x)})
-    if epilogue is not None and max(how.stride) > 1 and not _is_elementwise(epilogue):
-        raise ValueError(f"{name}: epilogue={epilogue!r} reads or reduces at coordinates, and with stride={how.stride} each "
-                         "class of positions is a product with coordinates of its own; apply it by a call of its own")
+    if epilogue is not None and max(how.stride) > 1 and any(map(_sees_rows, epilogue.stages())):
+        raise ValueError(f"{name}: epilogue={epilogue!r} may see rows, and with stride={how.stride} each class of positions "
+                         "is a product with rows of its own; apply it by a call of its own")
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
     out, of_out = _result(name, gradient, out, of_out, of_x, asked, epilogue, infos["gradient"], infos["w"], how)
     recipes = _of_input(how, _places(infos["gradient"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out))
@@ -186,7 +188,7 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
 
 def parameters(name: str, x: Sequence[int], w: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any,
                layout: Any) -> Convolution:
-    """The parameters of a convolution of arrays of these shapes. Raises ValueError and TypeError, naming the argument, for bad ones."""
+    """The parameters of a convolution of arrays of these shapes. Raises ValueError, naming the argument, for bad ones."""
     if layout not in LAYOUTS:
         raise ValueError(f"{name}: layout={layout!r}; one of {', '.join(map(repr, LAYOUTS))} is needed")
     count = LAYOUTS[layout]
@@ -211,8 +213,8 @@ def parameters(name: str, x: Sequence[int], w: Sequence[int], stride: Any, paddi
     for at, positions in enumerate(how.positions(spatial, taps)):
         if positions < 1:
             reach = (taps[at] - 1) * how.dilation[at] + 1
-            raise ValueError(f"{name}: along dimension {at} a window of {reach} elements does not fit into {spatial[at]} with "
-                             f"padding={how.padding[at]}")
+            raise ValueError(f"{name}: along spatial dimension {at} a window of {reach} elements does not fit into "
+                             f"{spatial[at]} with padding={how.padding[at]}")
     return how
 
 
@@ -250,7 +252,7 @@ def _padding(name: str, padding: Any, count: int, spatial: Sequence[int], taps: 
         return tuple((n // 2, n - n // 2) for n in missing)
     if isinstance(padding, Sequence) and any(isinstance(n, Sequence) for n in padding):
         if len(padding) != count or not all(isinstance(n, Sequence) and len(n) == 2 for n in padding):
-            raise ValueError(f"{name}: padding={padding!r}; a pair (before, behind) for each of {count} dimensions is needed")
+            raise ValueError(f"{name}: padding={padding!r}; {count} pairs (before, behind) are needed")
         pairs = [_numbers(name, "padding", tuple(n), 2, 0) for n in padding]
         return tuple((before, behind) for before, behind in pairs)
     return tuple((n, n) for n in _numbers(name, "padding", padding, count, 0))
@@ -281,10 +283,17 @@ def _check_shapes(name: str, given: dict[str, tuple[ArrayInfo | None, tuple[int,
             raise ValueError(f"{name}: {label} has shape {info.shape}; {wanted} is needed")
 
 
-def _is_elementwise(epilogue: Epilogue) -> bool:
-    """Whether an epilogue sees values alone."""
-    return not any(stage.reads_tiles or stage.writes or stage.reduces or stage.finishes_blocks or stage.stores_itself
-                   or stage.is_last or any(stage.array_dimensions()) for stage in epilogue.stages())
+#: Epilogues that see an element's value, and these two its column where they have a vector.
+OF_VALUES, OF_COLUMNS = (Clamp, Default, GELU, ReLU, Saturate, SiLU, Tanh), (Bias, Scale)
+
+
+def _sees_rows(stage: Epilogue) -> bool:
+    """Whether a stage of an epilogue may see which row an element is in."""
+    if isinstance(stage, Elementwise):
+        return bool(stage.with_coordinates or stage.with_batch)
+    if isinstance(stage, OF_COLUMNS):
+        return bool(stage.along != "N")
+    return not isinstance(stage, OF_VALUES)
 
 
 def _result(name: str, like: Any, out: Any, of_out: ArrayInfo | None, shape: tuple[int, ...], dtype: np.dtype | None,
@@ -360,7 +369,8 @@ def _windows(places: Places, how: Convolution, positions: Sequence[int], taps: S
     """The matrix of an array's windows: (stride, step, start) along each spatial dimension."""
     shape, strides, dtype = how.last(places[0]), how.last(places[1]), places[2]
     shape = (*shape[:-1], shape[-1] // how.groups)
-    if shape[1:-1] == tuple(positions) and all(t == stride == 1 and start == 0 for t, (stride, _, start) in zip(taps, steps)):
+    is_pointwise = all(t == stride == 1 and start == 0 for t, (stride, _, start) in zip(taps, steps))
+    if is_pointwise and shape[1:-1] == tuple(positions):
         return _matrix(dtype, list(zip(shape, strides))[-2::-1], [(shape[-1], strides[-1])], shape[-1] * strides[-1],
                        how.groups)
     own = ArrayInfo(0, shape, strides, dtype, 0, False, "")
@@ -410,7 +420,8 @@ def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, o
         d, of_c = (y and _class_of(y, how, phases, extents) for y in (out, c))
         counts = [count for _, _, count, _, _ in seen]
         a = _windows(gradient, how, extents, counts, [(1, step, start) for *_, step, start in seen], first)
-        inner = ([(each, of_filters)], [(count, step * stride) for (_, step, count, _, _), stride in zip(seen, of_taps)][::-1])
+        of_seen = [(count, step * stride) for (_, step, count, _, _), stride in zip(seen, of_taps)]
+        inner = [(each, of_filters)], of_seen[::-1]
         b = _matrix(w[2], [*inner[first], *inner[not first]], [(depth, of_depth)], each * of_filters, how.groups,
                     how.as_given((0, *(at for at, *_ in seen), 0)), boxes=True)
         assert d is not None
@@ -443,7 +454,7 @@ def _taps_of(phase: int, taps: int, stride: int, before: int, dilation: int) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places) -> Product:
-    (_, *spatial, _), (filters, *taps, depth) = how.last(x[0]), how.last(out[0])
+    (_, *spatial, _), (filters, *taps, _) = how.last(x[0]), how.last(out[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     *positions, (_, of_filters) = zip(how.last(gradient[0]), how.last(gradient[1]))
     each = filters // how.groups

@@ -134,7 +134,8 @@ class Matricised(GlobalLayout, ResultLayout):
                 fits = len(shape) > at and strides[at] == 1 and shape[at] > 1 and (at == 0 or shape[0] in COMBS[1:])
                 if axis is None and fits:
                     axis, vector, comb = own, math.gcd(16, shape[at]), shape[0] if at else 1
-        return Matricised(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, _span(array) < NEAR, boxes)
+        near = _span(array) < NEAR
+        return Matricised(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, near, boxes)
 
     def __repr__(self) -> str:
         comb = f", {self.comb}" if self.comb > 1 else ""
@@ -194,15 +195,15 @@ class Matricised(GlobalLayout, ResultLayout):
 
     def box_at(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
         """Where TMA begins a box at row i, column j: along the contiguous dimension, then from the last to the first."""
-        rows, columns = self.rows.split(i), self.columns.split(j)
+        row, column = self.rows.split(i), self.columns.split(j)
         if self.axis == 1:
-            return join(((columns[0],), columns[1:][::-1], rows[::-1]))
-        return join(((rows[0],), columns[::-1], rows[1:][::-1]))
+            return join(((column[0],), column[1:][::-1], row[::-1]))
+        return join(((row[0],), column[::-1], row[1:][::-1]))
 
     # -- host -------------------------------------------------------------------------------------------------------
 
     @property
-    def longest_line(self) -> int:
+    def longest_line(self) -> int:                         # type: ignore[override]
         """As that of `Im2col`; 0 where lines are not brought in boxes."""
         modes = self.columns if self.axis == 1 else self.rows
         return int(modes.extent) if self.boxes and not modes.is_last else 0
@@ -348,28 +349,28 @@ class Windows(Component):
     def is_last(self) -> bool:
         return self.rest is None
 
-    def at(self, positions: tuple, taps: tuple) -> tuple[Any, ...]:
+    def at(self, positions: Any, taps: Any) -> tuple[Any, ...]:
         """The element's coordinates, the slowest first, of positions and taps whose fastest come first."""
         own = (positions[0] * self.stride + taps[0] * self.step + self.start,)
         if self.is_last:
             return own
         return join((self.rest.at(positions[1:], taps[1:]), own))
 
-    def contain(self, positions: tuple, taps: tuple) -> bool:
+    def contain(self, positions: Any, taps: Any) -> Any:
         """Whether the element lies in the tensor."""
         own = positions[0] * self.stride + taps[0] * self.step + self.start
         if self.is_last:
             return 0 <= own and own < self.extent
         return 0 <= own and own < self.extent and self.rest.contain(positions[1:], taps[1:])
 
-    def bases(self, positions: tuple) -> tuple[Any, ...]:
+    def bases(self, positions: Any) -> tuple[Any, ...]:
         """Where the first element of each position's window lies, the fastest dimension first."""
         own = (positions[0] * self.stride + self.low,)
         if self.is_last:
             return own
         return join((own, self.rest.bases(positions[1:])))
 
-    def offsets(self, taps: tuple) -> tuple[Any, ...]:
+    def offsets(self, taps: Any) -> tuple[Any, ...]:
         """How far a tap lies from the window's first element, the fastest dimension first."""
         own = (taps[0] * self.step + self.start - self.low,)
         if self.is_last:
@@ -429,15 +430,15 @@ class Im2col(GlobalLayout):
                       _span(array) < NEAR, taps_first)
 
     def __repr__(self) -> str:
-        return (f"Im2col({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.known_by}, {self.axis}, "
-                f"{self.vector})")
+        return (f"Im2col({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.windows.dimensions()}, "
+                f"{self.axis}, {self.vector})")
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def taps(self, column: tuple) -> Any:
+    def taps(self, column: Any) -> Any:
         return column[:-1] if self.taps_first else column[1:]
 
-    def channel(self, column: tuple) -> Any:
+    def channel(self, column: Any) -> Any:
         return column[-1] if self.taps_first else column[0]
 
     def place(self, i: int, j: int) -> tuple[Any, ...]:
@@ -445,7 +446,7 @@ class Im2col(GlobalLayout):
         row, column = self.rows.split(i), self.columns.split(j)
         return join(((row[-1],), self.windows.at(row[:-1], self.taps(column)), (self.channel(column),)))
 
-    def contains(self, i: int, j: int) -> bool:
+    def contains(self, i: int, j: int) -> Any:
         """Whether the array has an element for row i, column j."""
         return self.windows.contain(self.rows.split(i)[:-1], self.taps(self.columns.split(j)))
 
@@ -479,10 +480,10 @@ class Im2col(GlobalLayout):
         return offset_of(self.view(data), join(((row[-1],), self.windows.at(row[:-1], fill(INDEX, self.ndim - 2, 0)), (0,))))
 
     def column_offset(self, data: View, j: int) -> int:
-        column = self.columns.split(j)
-        nowhere = fill(INDEX, self.ndim - 2, 0)
-        return (offset_of(self.view(data), join(((0,), self.windows.at(nowhere, self.taps(column)), (self.channel(column),))))
-                - offset_of(self.view(data), join(((0,), self.windows.at(nowhere, nowhere), (0,)))))
+        column, nowhere = self.columns.split(j), fill(INDEX, self.ndim - 2, 0)
+        there = join(((0,), self.windows.at(nowhere, self.taps(column)), (self.channel(column),)))
+        first = join(((0,), self.windows.at(nowhere, nowhere), (0,)))
+        return offset_of(self.view(data), there) - offset_of(self.view(data), first)
 
     def box_at(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
         """Where TMA begins a box at row i, column j; behind the last of ``columns`` in no image: a tap too many would see
@@ -493,12 +494,13 @@ class Im2col(GlobalLayout):
 
     def box_offsets(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
         """How far the tap of column j lies from there."""
-        return self.windows.offsets(self.taps(self.columns.split(j if j < columns else 0)))
+        found: tuple[Any, ...] = self.windows.offsets(self.taps(self.columns.split(j if j < columns else 0)))
+        return found
 
     # -- host -------------------------------------------------------------------------------------------------------
 
     @property
-    def known_by(self) -> tuple[Any, ...]:
+    def known_by(self) -> tuple[Any, ...]:                 # type: ignore[override]
         """What a tensor map of it says: plans of other windows are others, though arrays and products have equal shapes."""
         return self.rows.extents(), self.columns.extents(), self.windows.dimensions()
 
@@ -528,7 +530,7 @@ class Im2col(GlobalLayout):
         return self.axis
 
     @property
-    def longest_line(self) -> int:
+    def longest_line(self) -> int:                         # type: ignore[override]
         """How many neighbours along `vector_axis` are neighbours in memory, from a multiple of as many on."""
         return int(self.columns.extent) if self.axis == 1 else 1
 
@@ -553,8 +555,8 @@ class Im2col(GlobalLayout):
         channels = self.columns.extents()[-1 if self.taps_first else 0]
         wanted = self.rows.extents()[-1], *(extent for extent, *_ in self.windows.dimensions()[::-1]), channels
         if array.shape != wanted or array.dtype != self.dtype:
-            raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}, and its layout {self!r} is of an array "
-                             f"of shape {wanted}")
+            raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}, and its layout {self!r} is of an "
+                             f"array of shape {wanted}")
         if (self.near and _span(array) >= NEAR) or (rows, columns) != self.extents(array):
             raise ValueError(f"{name} is {rows} x {columns}, and its layout {self!r} is of a matrix {self.extents(array)}, "
                              "whose elements lie within 2**31 bytes if it is near")

@@ -235,7 +235,8 @@ def _type_load_im2col(context: TypingContext, map: types.Type, coordinates: type
 
 
 @atom(_type_load_im2col)
-def tma_load_im2col(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any, n: int) -> None:
+def tma_load_im2col(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any,
+                    n: int) -> None:
     """`tma_load` in im2col mode (PTX ISA, "im2col mode"): channels of as many positions as the map's box has, from
     ``coordinates`` (channel, spatial dimensions and image) on, each read ``offsets`` (of the spatial dimensions, the fastest
     first) further. What lies out of the tensor is zeros."""
@@ -251,8 +252,8 @@ def _type_multicast_im2col(context: TypingContext, map: types.Type, coordinates:
 
 
 @atom(_type_multicast_im2col)
-def tma_load_im2col_multicast(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any, n: int,
-                              mask: int) -> None:
+def tma_load_im2col_multicast(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any,
+                              n: int, mask: int) -> None:
     """`tma_load_im2col` into every block of the cluster whose bit in ``mask`` is set."""
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask), offsets)
 

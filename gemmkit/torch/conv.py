@@ -54,13 +54,15 @@ def conv(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, *, 
 
 # -- the operators ----------------------------------------------------------------------------------------------------
 
+_OF_GRADIENT = "Tensor gradient, SymInt[] shape"
 _HOW = "int[] stride, int[] padding, int[] dilation, int groups, str layout"
 
 
-def _given(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, layout: str) -> dict[str, Any]:
+def _given(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+           layout: str) -> dict[str, Any]:
     """The keywords of `gemmkit.conv`; ``padding`` has both ends of each dimension, one after the other."""
-    return dict(stride=tuple(stride), padding=tuple(zip(padding[::2], padding[1::2])), dilation=tuple(dilation), groups=groups,
-                layout=layout)
+    return dict(stride=tuple(stride), padding=tuple(zip(padding[::2], padding[1::2])), dilation=tuple(dilation),
+                groups=groups, layout=layout)
 
 
 def _how(x: Any, w: Any, stride: Any, padding: Any, dilation: Any, groups: int, layout: str) -> Convolution:
@@ -159,9 +161,9 @@ def _in_batches(operator: Any, count: int = 2) -> Any:
 
 _CONV: Any = Differentiable(define("gemmkit::conv", f"(Tensor x, Tensor w, Tensor? bias, {_HOW}) -> Tensor", _compute,
                                    _allocate), _backward, _keep, _in_batches(lambda: _CONV, 3), _compute)
-_INPUT: Any = Differentiable(define("gemmkit::conv_input", f"(Tensor w, Tensor gradient, SymInt[] shape, {_HOW}) -> Tensor",
+_INPUT: Any = Differentiable(define("gemmkit::conv_input", f"(Tensor w, {_OF_GRADIENT}, {_HOW}) -> Tensor",
                                     _compute_input, _allocate_input), _backward_input, _keep, _in_batches(lambda: _INPUT),
                              _compute_input)
-_WEIGHT: Any = Differentiable(define("gemmkit::conv_weight", f"(Tensor x, Tensor gradient, SymInt[] shape, {_HOW}) -> Tensor",
+_WEIGHT: Any = Differentiable(define("gemmkit::conv_weight", f"(Tensor x, {_OF_GRADIENT}, {_HOW}) -> Tensor",
                                      _compute_weight, _allocate_weight), _backward_weight, _keep,
                               _in_batches(lambda: _WEIGHT), _compute_weight)

@@ -522,7 +522,8 @@ class Lying:
     @classmethod
     def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
         axis = layout.vector_axis
-        lines = isinstance(layout, (ColumnInterleaved, Im2col, Joined, Plain, Planar, Matricised)) or layout.stored is not None
+        lines = (isinstance(layout, (ColumnInterleaved, Im2col, Joined, Plain, Planar, Matricised))
+                 or layout.stored is not None)
         # Only 16-bit operands can be contiguous across K.
         return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1),
                    layout.longest_line)

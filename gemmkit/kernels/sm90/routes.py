@@ -312,11 +312,12 @@ class PlacedTma(Tma):
             i, j = (y, x) if operand.brought.axis == 1 else (x, y)
             to, box = position + panel * self.copy.step + part * self.copy.part, layout.box_at(i, j, columns)
             if self.walks:
+                tap = layout.box_offsets(i, j, columns)
                 if self.copy.is_shared and self.copy.multicasts:
-                    tma_load_im2col_multicast(tensor_map, box, layout.box_offsets(i, j, columns), pointer, to, barrier, slot.stage,
+                    tma_load_im2col_multicast(tensor_map, box, tap, pointer, to, barrier, slot.stage,
                                               spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
-                    tma_load_im2col(tensor_map, box, layout.box_offsets(i, j, columns), pointer, to, barrier, slot.stage)
+                    tma_load_im2col(tensor_map, box, tap, pointer, to, barrier, slot.stage)
             elif self.copy.is_shared and self.copy.multicasts:
                 tma_load_multicast(tensor_map, box, pointer, to, barrier, slot.stage,
                                    spec.cluster.sharers(operand.k_axis, at.rank))
