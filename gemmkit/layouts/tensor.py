@@ -471,7 +471,7 @@ class Im2col(GlobalLayout):
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         if self.is_padded:
             if not self.contains(tile.index[0], tile.index[1]):
-                return fill(WORD, tile.count * self.dtype.itemsize // WORD.itemsize, 0)
+                return fill(WORD, tile.count * self.itemsize // 4, 0)
         return load_words(self.view(data), self.unit, self.place(tile.index[0], tile.index[1]), fill(INDEX, self.ndim, 0),
                           tile.count)
 
@@ -516,6 +516,10 @@ class Im2col(GlobalLayout):
     def unit(self) -> int:
         """The array's dimension along which lines are moved."""
         return self.ndim - 1 if self.axis == 1 else self.ndim - 2
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
 
     @property
     def neighbours(self) -> int:

@@ -26,7 +26,7 @@ from gemmkit.kernels.config import Config, Problem
 from gemmkit.kernels.sm90.exchange import COLUMNS, SharedK
 from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
-from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, Request, StagedRoute, Tma, TmaProducer
+from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma, TmaProducer
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
@@ -155,6 +155,7 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
                       ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
+BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT)
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED)
@@ -194,6 +195,8 @@ def table_of(spec: Any, arrays: OperandArrays | None) -> MappingTable:
         return BY_FETCHES if isinstance(spec.mainloop.source, MnMajorTf32) else BY_REGISTERS
     if isinstance(spec.producer, TmaProducer):
         b = spec.b.layout
+        if any(isinstance(x.route, PlacedTma) for x in operands.values()):
+            return BY_WINDOWS
         if isinstance(b, ColumnInterleaved) and b.slots == 2:
             return BY_BRAIDED_ROWS if b.contiguous_axis == 1 else BY_BRAIDS
         return BY_TMA
@@ -535,7 +538,8 @@ class Lying:
     def width(self, across: int, depth: int) -> int:
         """Bytes of the swizzle's lines."""
         extent = depth if self.lies_along(across) else across // self.slots
-        return _width(math.gcd(extent, self.longest) * self.dtype.itemsize)
+        line = math.gcd(extent, self.longest) * self.dtype.itemsize
+        return _width(extent * self.dtype.itemsize if line < NARROWEST else line)
 
     def layout(self, across: int, depth: int) -> Swizzled:
         axis = self.k_axis if self.lies_along(across) else 1 - self.k_axis

@@ -303,19 +303,20 @@ def test_threads_copy_what_tma_does_not(channels: int, padding: int, stride: int
     assert routes(plan)[0] in ("CpAsyncLines", "StagedRoute")
 
 
-@pytest.mark.parametrize("call", ["forward", "input", "weight", "threads"])
+@pytest.mark.parametrize("call", ["forward", "input", "weight", "threads", "registers"])
 def test_code(call: str, monkeypatch: Any) -> None:
-    """The kernels of all three, and one whose threads copy, have no spills."""
+    """The kernels of all three, one whose threads copy, and one whose threads load words, have no spills."""
     x, w, g = np.zeros((8, 14, 14, 64), F16), np.zeros((64, 3, 3, 64), F16), np.zeros((8, 14, 14, 64), F16)
     narrow, of_narrow = np.zeros((8, 14, 14, 24), F16), np.zeros((64, 3, 3, 24), F16)
     plan, = planned({"forward": lambda: gk.conv(x, w, padding=1),
                      "input": lambda: gk.functions.conv_input_gradient(x.shape, w, g, padding=1),
                      "weight": lambda: gk.functions.conv_weight_gradient(x, w.shape, g, padding=1),
-                     "threads": lambda: gk.conv(narrow, of_narrow, padding=1)}[call], monkeypatch)
+                     "threads": lambda: gk.conv(narrow, of_narrow, padding=1),
+                     "registers": lambda: gk.conv(narrow[..., :20], of_narrow[..., :20], padding=1)}[call], monkeypatch)
     made = ahead.compiled_kernel(plan._compiled, H100)
     assert made.assembled.usage.spill_stores == made.assembled.usage.spill_loads == 0
     walks = made.ptx.count("cp.async.bulk.tensor.4d.shared::cluster.global.im2col")
-    assert walks > 0 if call != "threads" else "cp.async.cg" in made.ptx and walks == 0
+    assert (walks == 0) == (call in ("threads", "registers")) and ("cp.async.cg" in made.ptx) == (call == "threads")
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
