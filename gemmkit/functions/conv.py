@@ -323,7 +323,7 @@ Dimensions = tuple[tuple[int, int], ...]           # (extent, stride), the faste
 Places = tuple[tuple[int, ...], tuple[int, ...], np.dtype]
 
 
-class View(NamedTuple):
+class PlacedView(NamedTuple):
     """An operand as a view of its array from the element ``begin`` on (None: the first), and its layout (None: plain)."""
 
     begin: tuple[int, ...] | None
@@ -332,13 +332,13 @@ class View(NamedTuple):
     layout: Any
 
 
-class Product(NamedTuple):
+class ConvProduct(NamedTuple):
     """The product D = A B of views of arrays."""
 
-    a: View
-    b: View
-    c: View | None
-    out: View
+    a: PlacedView
+    b: PlacedView
+    c: PlacedView | None
+    out: PlacedView
 
 
 def _places(info: ArrayInfo) -> Places:
@@ -346,7 +346,7 @@ def _places(info: ArrayInfo) -> Places:
 
 
 def _matrix(dtype: np.dtype, rows: Sequence[tuple[int, int]], columns: Sequence[tuple[int, int]], group: int, groups: int,
-            begin: tuple[int, ...] | None = None, boxes: bool = False) -> View:
+            begin: tuple[int, ...] | None = None, boxes: bool = False) -> PlacedView:
     """A matrix whose rows and columns are made of these dimensions; ``group`` elements are from a group's to the next."""
     up, down = _joined(rows), _joined(columns)
     stack = ((groups, group),) if groups > 1 else ()
@@ -355,7 +355,7 @@ def _matrix(dtype: np.dtype, rows: Sequence[tuple[int, int]], columns: Sequence[
     if len(up) > 1 or len(down) > 1:
         own = ArrayInfo(0, shape[len(stack):], strides[len(stack):], dtype, 0, False, "")
         layout = Matricised.of(own, len(up), boxes)
-    return View(begin, shape, strides, layout)
+    return PlacedView(begin, shape, strides, layout)
 
 
 def _joined(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -365,7 +365,7 @@ def _joined(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _windows(places: Places, how: Convolution, positions: Sequence[int], taps: Sequence[int],
-             steps: Sequence[tuple[int, int, int]], taps_first: bool) -> View:
+             steps: Sequence[tuple[int, int, int]], taps_first: bool) -> PlacedView:
     """The matrix of an array's windows: (stride, step, start) along each spatial dimension."""
     shape, strides, dtype = how.last(places[0]), how.last(places[1]), places[2]
     shape = (*shape[:-1], shape[-1] // how.groups)
@@ -376,17 +376,17 @@ def _windows(places: Places, how: Convolution, positions: Sequence[int], taps: S
     own = ArrayInfo(0, shape, strides, dtype, 0, False, "")
     layout = Im2col.of(own, tuple(positions), tuple(taps), tuple(steps), taps_first)
     if how.groups > 1:
-        return View(None, (how.groups, *shape), (shape[-1] * strides[-1], *strides), layout)
-    return View(None, shape, strides, layout)
+        return PlacedView(None, (how.groups, *shape), (shape[-1] * strides[-1], *strides), layout)
+    return PlacedView(None, shape, strides, layout)
 
 
 def _taps_first(x: Places, w: Places, how: Convolution) -> bool:
     """Whether K is to run over taps before channels: where channels are neighbours in neither tensor."""
-    return how.last(x[1])[-1] != 1 and how.last(w[1])[-1] != 1
+    return bool(how.last(x[1])[-1] != 1 and how.last(w[1])[-1] != 1)
 
 
 @functools.lru_cache(maxsize=4096)
-def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Places) -> Product:
+def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Places) -> ConvProduct:
     (_, *spatial, _), (filters, *taps, depth) = how.last(x[0]), how.last(w[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     first = _taps_first(x, w, how)
@@ -394,10 +394,10 @@ def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Plac
     (of_filters, *of_taps, of_depth), each = how.last(w[1]), filters // how.groups
     inner = [(depth, of_depth)], list(zip(taps, of_taps))[::-1]
     b = _matrix(w[2], [*inner[first], *inner[not first]], [(each, of_filters)], each * of_filters, how.groups)
-    return Product(a, b, c and _positions(c, how), _positions(out, how))
+    return ConvProduct(a, b, c and _positions(c, how), _positions(out, how))
 
 
-def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None = None) -> View:
+def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None = None) -> PlacedView:
     """The matrix of all positions and channels of an array."""
     *rows, (channels, step) = zip(how.last(places[0]), how.last(places[1]))
     each = channels // how.groups
@@ -405,7 +405,7 @@ def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None =
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, out: Places) -> tuple[Product, ...]:
+def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, out: Places) -> tuple[ConvProduct, ...]:
     """A product for each class of positions: those that are equal modulo the stride."""
     (_, *spatial, _), (filters, *taps, depth) = how.last(out[0]), how.last(w[0])
     (of_filters, *of_taps, of_depth), each = how.last(w[1]), filters // how.groups
@@ -425,11 +425,11 @@ def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, o
         b = _matrix(w[2], [*inner[first], *inner[not first]], [(depth, of_depth)], each * of_filters, how.groups,
                     how.as_given((0, *(at for at, *_ in seen), 0)), boxes=True)
         assert d is not None
-        found.append(Product(a, b, of_c, d))
+        found.append(ConvProduct(a, b, of_c, d))
     return tuple(found)
 
 
-def _class_of(places: Places, how: Convolution, phases: Sequence[int], extents: Sequence[int]) -> View:
+def _class_of(places: Places, how: Convolution, phases: Sequence[int], extents: Sequence[int]) -> PlacedView:
     """The matrix of a class of positions."""
     (images, *_, channels), (first, *steps, last) = how.last(places[0]), how.last(places[1])
     own = (first, *(step * stride for step, stride in zip(steps, how.stride)), last)
@@ -453,7 +453,7 @@ def _taps_of(phase: int, taps: int, stride: int, before: int, dilation: int) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places) -> Product:
+def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places) -> ConvProduct:
     (_, *spatial, _), (filters, *taps, _) = how.last(x[0]), how.last(out[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     *positions, (_, of_filters) = zip(how.last(gradient[0]), how.last(gradient[1]))
@@ -463,10 +463,10 @@ def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None,
     b = _windows(x, how, how.positions(spatial, taps), taps, steps, first)
     d, of_c = (y and _filters(y, how, first) for y in (out, c))
     assert d is not None
-    return Product(a, b, of_c, d)
+    return ConvProduct(a, b, of_c, d)
 
 
-def _filters(places: Places, how: Convolution, first: bool) -> View:
+def _filters(places: Places, how: Convolution, first: bool) -> PlacedView:
     """The matrix of filters by taps and channels."""
     (filters, *taps, depth), (of_each, *of_taps, of_depth) = how.last(places[0]), how.last(places[1])
     each, inner = filters // how.groups, ([(depth, of_depth)], list(zip(taps, of_taps))[::-1])
@@ -478,7 +478,7 @@ def _filters(places: Places, how: Convolution, first: bool) -> View:
 Array = tuple[Any, ArrayInfo]
 
 
-def _launch(products: Sequence[Product], a: Array, b: Array, c: tuple[Any, ArrayInfo | None], out: Array,
+def _launch(products: Sequence[ConvProduct], a: Array, b: Array, c: tuple[Any, ArrayInfo | None], out: Array,
             epilogue: Epilogue | None, precision: str | None, stream: Any) -> None:
     keywords: dict[str, Any] = {name: value for name, value in (("epilogue", epilogue), ("precision", precision))
                                 if value is not None}
@@ -489,7 +489,7 @@ def _launch(products: Sequence[Product], a: Array, b: Array, c: tuple[Any, Array
                out=_view(out, product.out), stream=stream, **layouts, **keywords)
 
 
-def _view(array: tuple[Any, ArrayInfo | None], view: View) -> Any:
+def _view(array: tuple[Any, ArrayInfo | None], view: PlacedView) -> Any:
     x, info = array
     assert info is not None
     if view.begin is not None and any(view.begin):
