@@ -123,9 +123,25 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
                         precision: str | None = None, dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
     """The gradient of `conv`'s x, of ``shape``, from that of its result: a transposed convolution of ``gradient`` with w.
 
-    The arguments are those of the `conv` whose gradient it is; ``epilogue`` and ``c`` act on the result. A stride of more
-    than 1 takes a launch for each class of positions, and only epilogues of values and columns: activations, functions of x
-    alone, ``Scale`` and ``Bias``.
+    Args:
+        shape: that of x, in the order of ``layout``.
+        w: the filters, as `conv` takes them.
+        gradient: that of the result of `conv`, of its shape and w's dtype.
+        c: of ``shape``, added before the epilogue; None adds nothing.
+        stride: as of the `conv` whose gradient it is. More than 1 takes a launch for each class of positions.
+        padding: as of that `conv`.
+        dilation: as of that `conv`.
+        groups: as of that `conv`.
+        layout: as of that `conv`.
+        epilogue: on the gradient as a matrix, its rows positions, its columns channels. With a stride of more than 1 it sees
+            values and columns alone: activations, functions of x alone, ``Scale`` and ``Bias``.
+        precision: as of `conv`.
+        dtype: the gradient's; None is w's.
+        out: of ``shape``; None allocates it.
+        stream: where to launch; None is the current stream of the gradient's library.
+
+    Returns:
+        out.
 
     Raises:
         ValueError, TypeError: as `conv`; another epilogue with a stride of more than 1.
@@ -160,7 +176,26 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
                          dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
     """The gradient of `conv`'s w, of ``shape``, from that of its result: each tap's sums over all positions.
 
-    The arguments are those of the `conv` whose gradient it is; c (of ``shape``) is added, and may be out.
+    Args:
+        x: as `conv` takes it.
+        shape: that of w, in the order of ``layout``.
+        gradient: that of the result of `conv`, of its shape and x's dtype.
+        c: of ``shape``, added; it may be out itself. None adds nothing.
+        stride: as of the `conv` whose gradient it is.
+        padding: as of that `conv`.
+        dilation: as of that `conv`.
+        groups: as of that `conv`.
+        layout: as of that `conv`.
+        precision: as of `conv`.
+        dtype: the gradient's; None is x's.
+        out: of ``shape``; None allocates it.
+        stream: where to launch; None is the current stream of x's library.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError, TypeError: as `conv`.
 
     >>> import numpy as np, gemmkit as gk
     >>> x, g = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1), np.ones((1, 3, 3, 1), np.float32)

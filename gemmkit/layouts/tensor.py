@@ -401,8 +401,8 @@ class Im2col(GlobalLayout):
     >>> from gemmkit.runtime.arrays import describe
     >>> x = np.arange(1, 17, dtype=np.float32).reshape(1, 4, 4, 1)
     >>> layout = Im2col.of(describe(x), (4, 4), (3, 3), ((1, 1, -1), (1, 1, -1)))     # 3 x 3, padded by 1
-    >>> [int(layout.element(x, 5, tap, None)) for tap in range(9)], layout.element(x, 0, 0, None)
-    ([1, 2, 3, 5, 6, 7, 9, 10, 11], 0)
+    >>> [int(layout.element(x, 5, tap, None)) for tap in range(9)], float(layout.element(x, 0, 0, None))
+    ([1, 2, 3, 5, 6, 7, 9, 10, 11], 0.0)
     """
 
     rows: Any
