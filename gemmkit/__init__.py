@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "Component", "ComponentError", "Config", "ConfigError", "Mapping", "Scalar", "Tile", "attention", "blas",
-    "einsum", "emulate", "epilogues", "explain", "functions", "get_config", "glu", "grouped", "kernels", "layernorm",
+    "conv", "einsum", "emulate", "epilogues", "explain", "functions", "get_config", "glu", "grouped", "kernels", "layernorm",
     "layouts", "log_softmax", "masks", "matmul", "mlp", "operators", "plan", "program", "programs", "rmsnorm", "rowwise",
     "softmax", "tiling", "transforms", "tune",
 ]
@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
     from gemmkit.components import Array, Component, ComponentError, Scalar
     from gemmkit.emulator.mode import emulate
     from gemmkit.functions.attention import attention
+    from gemmkit.functions.conv import conv
     from gemmkit.functions.einsum import einsum
     from gemmkit.functions.glu import glu
     from gemmkit.functions.grouped import grouped

@@ -9,8 +9,8 @@ import numpy as np
 
 from gemmkit.epilogues import LinearCombination
 from gemmkit.epilogues.elementwise import InMemory, Parts, factor
-from gemmkit.functions.dual import Dual, real_operand
 from gemmkit.functions.matmul import matmul
+from gemmkit.functions.number_systems import Dual, real_operand
 from gemmkit.kernels.config import Config
 from gemmkit.lang.checks import check_dtype
 from gemmkit.lang.records import conjugate

@@ -71,11 +71,12 @@ class Component(metaclass=ComponentClass):
 
     ``device_methods`` names the methods that are device code by contract. Those that are also in ``without_value`` store
     something and return nothing. (In a component of gemmkit's own, ``device_methods`` may name a field that holds a user's
-    function.)
+    function.) ``known_by`` are numbers that decide how it is computed with though its kernel takes them as arguments.
     """
 
     device_methods: typing.ClassVar[tuple[str, ...]] = ("__call__",)
     without_value: typing.ClassVar[tuple[str, ...]] = ()
+    known_by: typing.ClassVar[tuple[Any, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -492,7 +493,8 @@ def seen(component: Component, key: list[Any], brought: list[Any], arrays: list[
         if arrays is not None:
             del arrays[given:]
         found = frozen(component)
-        key += found.kind, found.fingerprint, tuple((info.shape, info.strides, info.device) for info in found.arrays)
+        key += found.kind, found.fingerprint, component.known_by
+        key.append(tuple((info.shape, info.strides, info.device) for info in found.arrays))
         brought += [exact(value) for _, value in found.leaves]
 
 
@@ -595,6 +597,8 @@ def _reader_of(cls: type) -> Callable[..., bool] | None:
     if not (is_gemmkit(cls) and is_dataclass(cls)):
         return None
     lines = ["def read_all(component, key, brought, arrays):", "key.append(cls)"]
+    if getattr(cls, "known_by", ()) != ():         # (a property, of a class that says it)
+        lines.append("key.append(component.known_by)")
     for name, is_scalar in _fields_of(cls):
         text = str(cls.__dataclass_fields__[name].type)
         quick, then = _QUICK.get("str" if text.startswith("Literal[") else text, _OF_COMPONENT)

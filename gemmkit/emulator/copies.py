@@ -69,19 +69,37 @@ class EmulatedTensorMap:
         dims, steps = dimensions(view.shape, view.steps, along)
         return cls(view.memory, view.address, dims, steps, spec)
 
-    def rows(self, coordinates: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(address, first byte in the box, bytes) of each row of the box at `coordinates`, as far as the tensor reaches."""
+    def rows(self, coordinates: Sequence[int], offsets: Sequence[int] = ()) -> Iterator[tuple[int, int, int]]:
+        """(address, first byte in the box, bytes) of each row of the box at `coordinates`, as far as the tensor reaches; in
+        im2col mode of the box whose elements lie `offsets` from there."""
         size, box = self.spec.dtype.itemsize, self.spec.box
         first, *others = coordinates
         low, high = max(0, -first), min(box[0], self.dims[0] - first)
         if high <= low:
             return
-        lines = product(*(range(c, c + extent) for c, extent in zip(reversed(others), reversed(box[1:]))))
+        lines: Iterator[tuple[int, ...]] = product(*(range(c, c + extent) for c, extent in zip(reversed(others),
+                                                                                              reversed(box[1:]))))
+        if self.spec.window is not None:
+            lines = self._walk(others, offsets)
         for number, line in enumerate(lines):
             at = line[::-1]
             if all(0 <= i < extent for i, extent in zip(at, self.dims[1:])):
                 start = self.address + (first + low) * size + sum(i * step for i, step in zip(at, self.strides))
                 yield start, (number * box[0] + low) * size, (high - low) * size
+
+    def _walk(self, first: Sequence[int], offsets: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Where the elements of a box lie in im2col mode, the slowest dimension first."""
+        window, at = self.spec.window, list(first)
+        last = [extent - 1 + upper for extent, upper in zip(self.dims[1:], window.upper)]
+        for _ in range(self.spec.box[1]):
+            yield at[-1], *(i + offset for i, offset in zip(at[-2::-1], reversed(offsets)))
+            for n, (lower, step) in enumerate(zip(window.lower, window.steps)):
+                at[n] += step
+                if at[n] <= last[n]:
+                    break
+                at[n] = lower
+            else:
+                at[-1] += 1
 
     def __repr__(self) -> str:
         return f"<tensor map of {self.memory.name!r}: {self.dims} in boxes of {self.spec.box}>"
@@ -101,10 +119,17 @@ def places(tensor_map: EmulatedTensorMap, offset: int) -> np.ndarray:
 
 
 def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int, barrier: int,
-         mask: int | None) -> None:
+         mask: int | None, offsets: Sequence[int] = ()) -> None:
     """A box to `offset` of shared memory of the thread's block, or of those of its cluster in `mask`; the bytes are given to
-    the mbarrier at `barrier` of each."""
+    the mbarrier at `barrier` of each. `offsets` are those of im2col mode."""
     coordinates = _checked(thread, tensor_map, coordinates)
+    window = tensor_map.spec.window
+    if len(offsets) != (0 if window is None else len(window.lower)):
+        raise fault(thread, f"{len(offsets)} offsets are given for {tensor_map!r}; im2col mode takes one for each spatial "
+                            "dimension, and no other mode any")
+    if not all(0 <= int(n) < 2**16 // (256 if len(offsets) == 2 else 2048 if len(offsets) == 3 else 1) for n in offsets):
+        raise fault(thread, f"a copy at the offsets {tuple(map(int, offsets))} of {tensor_map!r}: they have 16, 8 or 5 bits "
+                            "each, with 1, 2 or 3 spatial dimensions")
     if mask is not None and mask <= 0:
         raise fault(thread, f"mask is {mask}; it names no block of the cluster")
     ranks = [None] if mask is None else [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
@@ -113,7 +138,7 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
         end = _end(thread, barrier, rank, "copy")
         unit = end.unit
         if data is None:
-            data = _read_box(unit, tensor_map, coordinates, offset)
+            data = _read_box(unit, tensor_map, coordinates, offset, tuple(map(int, offsets)))
         _put(thread, end, offset, data, _SHARED_ALIGNMENT)
 
 
@@ -139,10 +164,11 @@ def _end(thread: Thread, barrier: int, rank: int | None, what: str) -> Mbarrier:
     return end
 
 
-def _read_box(unit: AsyncUnit, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:
+def _read_box(unit: AsyncUnit, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int,
+              offsets: tuple[int, ...]) -> Bytes:
     spec = tensor_map.spec
     box = np.zeros(spec.box_bytes, np.uint8)
-    for address, at, nbytes in tensor_map.rows(coordinates):
+    for address, at, nbytes in tensor_map.rows(coordinates, offsets):
         box[at:at + nbytes] = unit.read(tensor_map.memory, address, nbytes, spec.dtype.itemsize)
     out = np.empty_like(box)
     out.reshape(-1, CHUNK)[places(tensor_map, offset)] = box.reshape(-1, CHUNK)

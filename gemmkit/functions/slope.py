@@ -29,7 +29,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.epilogues import fast
-from gemmkit.functions.dual import DERIVATIVES
+from gemmkit.functions.number_systems import DERIVATIVES
 from gemmkit.kernels.masks import ALiBi, PlainScores, Score, ScoreBias, ScoreFunction, SoftCap
 from gemmkit.lang import aggregates, checks
 from gemmkit.lang.fingerprint import Scalar, annotated

@@ -16,7 +16,7 @@ cluster divide K further. A warp's loads do not depend on other warps: there is 
 | 6 | D: shared -> global, by the epilogue | |
 
 The dequantisation follows Marlin (Frantar et al., 2024), which has an order of words of its own for it. Here the order is
-plain: which of K and N an instruction takes where is up to the operator (`gemmkit.operators.quantised`).
+plain: which of K and N an instruction takes where is up to the operator (`gemmkit.operators.mma`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gemmkit.lang.host import View
 from gemmkit.lang.memory import either
 from gemmkit.lang.registers import Fragment, Registers, apply, each, fold, generate, join, registers, split
 from gemmkit.layouts import ColumnInterleaved, GroupQuantised, Joined, RowMajor
-from gemmkit.operators.quantised import QuantisedMMAOp
+from gemmkit.operators.mma import QuantisedMMAOp
 from gemmkit.ptx.copy_async import prefetch
 from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared
 from gemmkit.ptx.registers import as_bfloat16, dequantise_word, zero_words

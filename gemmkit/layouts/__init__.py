@@ -7,7 +7,7 @@ from gemmkit.lang.deferred import public_names
 __all__ = [
     "ArrayLayout", "Boxed", "ColMajor", "ColumnInterleaved", "Concat", "Diagonal", "DiagonalMatrix", "Discard",
     "Discarded", "Embedded", "Folded", "Gather", "Gathered", "Generated", "GeneratedMatrix", "GlobalLayout",
-    "GroupQuantised", "Interleaved", "InterleavedColumns", "Joined", "Layout", "Matricised", "Matrix", "Packed",
+    "GroupQuantised", "Im2col", "Interleaved", "InterleavedColumns", "Joined", "Layout", "Matricised", "Matrix", "Packed",
     "Padded", "Plain", "Planar", "Planes", "ResultLayout", "RowMajor", "Scatter", "Scattered", "SharedLayout",
     "Swizzled", "Symmetric", "SymmetricMatrix", "Triangular", "TriangularMatrix", "Zero",
 ]
@@ -31,6 +31,6 @@ if TYPE_CHECKING:
     from gemmkit.layouts.planes import Embedded, Interleaved, Planar, Planes
     from gemmkit.layouts.quantised import GroupQuantised
     from gemmkit.layouts.structured import Diagonal, Generated, Symmetric, Triangular
-    from gemmkit.layouts.tensor import Matricised
+    from gemmkit.layouts.tensor import Im2col, Matricised
 else:
     __getattr__, __dir__ = public_names(globals())

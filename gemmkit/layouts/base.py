@@ -45,7 +45,7 @@ class AnyLayout(Component):
 
     is_contract = True
     device_methods = ("element", "load", "store_element", "store", "k_range", "row_offset", "column_offset",
-                      "of_stored", "is_as_stored",
+                      "of_stored", "is_as_stored", "contains", "box_at", "box_offsets",
                       "leading", "position", "load_shared", "store_shared", "store_words")         # of shared layouts
     needs = MappingProxyType({"load": "element"})            # what edges and other kernels ask for beside
     without_value = ("store_element", "store", "store_shared", "store_words")
@@ -87,6 +87,8 @@ class ArrayLayout(AnyLayout):
     is_contract = True
     array_ndim: ClassVar[int | None] = None
     near = False                         # whether all elements lie within 2**31 bytes of the array's first
+    is_padded = False                    # whether elements for which not ``contains(i, j)`` are zeros, and nowhere in memory
+    longest_line = 0                     # neighbours along ``vector_axis`` that a box of TMA's may have; 0: any number
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     readable = writable = False

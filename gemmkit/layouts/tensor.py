@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, Scalar
-from gemmkit.lang.aggregates import fill
+from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
@@ -23,12 +23,14 @@ from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import interleave_words, load_global, load_words, near, store_global
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.tensor_maps import Im2colWindow, TensorMapSpec
 from gemmkit.shapes import span
 from gemmkit.tiling import Tile
 
 INDEX = np.dtype(np.int32)
 COMBS = 1, 2, 4, 8, 16                  # vectors that a thread's registers can put in order
 NEAR = 2**31
+WORD = np.dtype(np.uint32)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Matricised(GlobalLayout, ResultLayout):
     With ``comb`` = 2, 4, 8 or 16 the *second* of their dimensions has stride 1, and the first has exactly ``comb`` elements:
     neighbours in memory are ``comb`` apart in the matrix. A thread that moves ``run`` elements along ``axis`` moves vectors,
     and sorts the elements in its registers. With ``near`` all elements lie within 2**31 bytes of the first, so 32 bits are
-    enough for their offsets. `Matricised.of` finds all four.
+    enough for their offsets. `Matricised.of` finds all four. With ``boxes`` TMA may bring boxes of its dimensions.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     >>> Matricised("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
@@ -100,6 +102,7 @@ class Matricised(GlobalLayout, ResultLayout):
     vector: int = 1
     comb: int = 1
     near: bool = False
+    boxes: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +125,7 @@ class Matricised(GlobalLayout, ResultLayout):
                              f"of which the first has {self.comb} elements")
 
     @staticmethod
-    def of(array: ArrayInfo, rows: int) -> Matricised:
+    def of(array: ArrayInfo, rows: int, boxes: bool = False) -> Matricised:
         """The layout of an array whose first ``rows`` dimensions are the matrix's rows, and the others its columns."""
         groups = ((1, array.shape[rows:], array.strides[rows:]), (0, array.shape[:rows], array.strides[:rows]))
         axis, vector, comb = None, 1, 1
@@ -131,7 +134,8 @@ class Matricised(GlobalLayout, ResultLayout):
                 fits = len(shape) > at and strides[at] == 1 and shape[at] > 1 and (at == 0 or shape[0] in COMBS[1:])
                 if axis is None and fits:
                     axis, vector, comb = own, math.gcd(16, shape[at]), shape[0] if at else 1
-        return Matricised(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, _span(array) < NEAR)
+        near = _span(array) < NEAR
+        return Matricised(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, near, boxes)
 
     def __repr__(self) -> str:
         comb = f", {self.comb}" if self.comb > 1 else ""
@@ -189,7 +193,39 @@ class Matricised(GlobalLayout, ResultLayout):
     def column_offset(self, data: View, j: int) -> int:
         return offset_of(self.view(data), join((self.rows.nowhere(), self.columns.split(j))))
 
+    def box_at(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
+        """Where TMA begins a box at row i, column j: along the contiguous dimension, then from the last to the first."""
+        row, column = self.rows.split(i), self.columns.split(j)
+        if self.axis == 1:
+            return join(((column[0],), column[1:][::-1], row[::-1]))
+        return join(((row[0],), column[::-1], row[1:][::-1]))
+
     # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def longest_line(self) -> int:                         # type: ignore[override]
+        """As that of `Im2col`; 0 where lines are not brought in boxes."""
+        modes = self.columns if self.axis == 1 else self.rows
+        return int(modes.extent) if self.boxes and not modes.is_last else 0
+
+    def box_refusal(self, line: int, lines: int) -> str | None:
+        """Why TMA cannot bring boxes of so many elements along `axis`, and lines across; None if it can."""
+        along, across = (self.columns, self.rows) if self.axis == 1 else (self.rows, self.columns)
+        if not self.boxes or self.axis is None or self.comb > 1:
+            return "it is not brought in boxes"
+        if self.ndim > 5:
+            return f"TMA takes 5 dimensions, not {self.ndim}"
+        for modes, count in ((along, line), (across, lines)):
+            if not modes.is_last and modes.extent % count:
+                return f"a box of {count} reaches beyond a dimension of {modes.extent}"
+        return None
+
+    def box(self, line: int, lines: int, swizzle: int) -> TensorMapSpec:
+        """The tensor map of such boxes."""
+        rows, columns = [1] * self.rows.depth, [1] * self.columns.depth
+        (columns if self.axis == 1 else rows)[0], (rows if self.axis == 1 else columns)[0] = line, lines
+        order = (*columns[:1], *columns[:0:-1], *rows[::-1]) if self.axis == 1 else (*rows[:1], *columns[::-1], *rows[:0:-1])
+        return TensorMapSpec(self.dtype, order, swizzle)
 
     def dimensions_of(self, array: ArrayInfo) -> int:
         return int(self.rows.depth + self.columns.depth)
@@ -282,3 +318,279 @@ def _span(array: ArrayInfo) -> int:
 def _towards(layout: Any, vector: int) -> tuple[Any, ...]:
     """How far vector number ``vector`` lies from the first along each dimension: constants."""
     return generate(layout.ndim, lambda dimension: vector if dimension == layout.interleaved_dimension else 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# The operand of a convolution that is an implicit matrix: a row for each position, a column for each tap and channel.
+#
+# No such matrix is written ("im2col"): threads compute where its elements lie in the tensor, and Hopper's TMA walks the
+# positions itself (PTX ISA, "im2col mode").
+
+NO_IMAGE = 2**30                       # no tensor has as many
+STRIDES = 8                            # the longest step of TMA between positions
+#: How far from a tensor's ends TMA may begin and end, and how far a tap may lie from the first, by spatial dimensions.
+CORNERS = {1: (-2**15, 2**15 - 1, 2**16 - 1), 2: (-128, 127, 255), 3: (-16, 15, 31)}
+
+
+@dataclass(frozen=True)
+class Windows(Component):
+    """Where a convolution reads along one spatial dimension, the fastest, and along the ``rest``: at position p and tap t
+    the element ``p * stride + t * step + start``. Out of the tensor's ``extent`` are zeros. ``low`` is the least
+    ``t * step + start``."""
+
+    extent: Scalar
+    stride: Scalar
+    step: Scalar
+    start: Scalar
+    low: Scalar
+    rest: Any = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.rest is None
+
+    def at(self, positions: Any, taps: Any) -> tuple[Any, ...]:
+        """The element's coordinates, the slowest first, of positions and taps whose fastest come first."""
+        own = (positions[0] * self.stride + taps[0] * self.step + self.start,)
+        if self.is_last:
+            return own
+        return join((self.rest.at(positions[1:], taps[1:]), own))
+
+    def contain(self, positions: Any, taps: Any) -> Any:
+        """Whether the element lies in the tensor."""
+        own = positions[0] * self.stride + taps[0] * self.step + self.start
+        if self.is_last:
+            return 0 <= own and own < self.extent
+        return 0 <= own and own < self.extent and self.rest.contain(positions[1:], taps[1:])
+
+    def bases(self, positions: Any) -> tuple[Any, ...]:
+        """Where the first element of each position's window lies, the fastest dimension first."""
+        own = (positions[0] * self.stride + self.low,)
+        if self.is_last:
+            return own
+        return join((own, self.rest.bases(positions[1:])))
+
+    def offsets(self, taps: Any) -> tuple[Any, ...]:
+        """How far a tap lies from the window's first element, the fastest dimension first."""
+        own = (taps[0] * self.step + self.start - self.low,)
+        if self.is_last:
+            return own
+        return join((own, self.rest.offsets(taps[1:])))
+
+    @staticmethod
+    def of(dimensions: tuple[tuple[int, int, int, int], ...], taps: tuple[int, ...]) -> Windows:
+        """Of (extent, stride, step, start) and the number of taps along each dimension, the fastest first."""
+        rest = Windows.of(dimensions[1:], taps[1:]) if len(dimensions) > 1 else None
+        extent, stride, step, start = dimensions[0]
+        return Windows(extent, stride, step, start, start + min(0, (taps[0] - 1) * step), rest)
+
+    def dimensions(self) -> tuple[tuple[int, int, int, int, int], ...]:
+        own = self.extent, self.stride, self.step, self.start, self.low
+        return (own, *(() if self.rest is None else self.rest.dimensions()))
+
+
+@dataclass(frozen=True)
+class Im2col(GlobalLayout):
+    """The matrix of a convolution's windows: row (n, p, q), column (r, s, c) is the tensor's element
+    ``[n, p * stride + r * step + start, q * stride + s * step + start, c]``, or zero out of the tensor.
+
+    The array has the dimensions (N, H, W, C), or one or three spatial ones, in any strides. ``rows`` are the extents of the
+    positions, the fastest first, and of N; ``columns`` those of C and of the taps, or with ``taps_first`` of the taps and C.
+    ``axis``, ``vector`` and ``near`` are those of `Matricised`; ``is_padded`` says that elements may be out of the tensor.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> x = np.arange(1, 17, dtype=np.float32).reshape(1, 4, 4, 1)
+    >>> layout = Im2col.of(describe(x), (4, 4), (3, 3), ((1, 1, -1), (1, 1, -1)))     # 3 x 3, padded by 1
+    >>> [int(layout.element(x, 5, tap, None)) for tap in range(9)], float(layout.element(x, 0, 0, None))
+    ([1, 2, 3, 5, 6, 7, 9, 10, 11], 0.0)
+    """
+
+    rows: Any
+    columns: Any
+    windows: Any
+    axis: int | None = None
+    vector: int = 1
+    is_padded: bool = True
+    near: bool = False
+    taps_first: bool = False
+
+    @staticmethod
+    def of(array: ArrayInfo, positions: tuple[int, ...], taps: tuple[int, ...], steps: tuple[tuple[int, int, int], ...],
+           taps_first: bool = False) -> Im2col:
+        """Of an array (N, ..., C): ``positions`` and ``taps`` of each spatial dimension, and (stride, step, start)."""
+        (count, *spatial, channels), unit = array.shape, array.strides[-1]
+        windows = Windows.of(tuple((extent, *step) for extent, step in zip(spatial, steps))[::-1], taps[::-1])
+        is_padded = any(start + min(0, (t - 1) * step) < 0
+                        or (p - 1) * stride + start + max(0, (t - 1) * step) >= extent
+                        for extent, p, t, (stride, step, start) in zip(spatial, positions, taps, steps))
+        columns = (*taps[::-1], channels) if taps_first else (channels, *taps[::-1])
+        axis = 1 if unit == 1 and channels > 1 and not taps_first else 0 if array.strides[-2] == 1 else None
+        vector = math.gcd(16, channels) if axis == 1 else 1
+        return Im2col(array.dtype, Modes.of((*positions[::-1], count)), Modes.of(columns), windows, axis, vector, is_padded,
+                      _span(array) < NEAR, taps_first)
+
+    def __repr__(self) -> str:
+        return (f"Im2col({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.windows.dimensions()}, "
+                f"{self.axis}, {self.vector})")
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def taps(self, column: Any) -> Any:
+        return column[:-1] if self.taps_first else column[1:]
+
+    def channel(self, column: Any) -> Any:
+        return column[-1] if self.taps_first else column[0]
+
+    def place(self, i: int, j: int) -> tuple[Any, ...]:
+        """Where row i, column j lies in the array, or would lie."""
+        row, column = self.rows.split(i), self.columns.split(j)
+        return join(((row[-1],), self.windows.at(row[:-1], self.taps(column)), (self.channel(column),)))
+
+    def contains(self, i: int, j: int) -> Any:
+        """Whether the array has an element for row i, column j."""
+        return self.windows.contain(self.rows.split(i)[:-1], self.taps(self.columns.split(j)))
+
+    def view(self, data: View) -> Any:
+        return near(data) if self.near else data
+
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
+        if self.is_padded:
+            return self.view(data)[self.place(i, j)] if self.contains(i, j) else convert(self.dtype, 0)
+        return self.view(data)[self.place(i, j)]
+
+    def load(self, data: Any, tile: Any, shape: Any) -> Elements:
+        if self.axis == 1 and tile.size[1] == tile.count and self.vector % tile.count == 0:
+            if self.is_padded:
+                if not self.contains(tile.index[0], tile.index[1]):
+                    return fill(self.dtype, tile.count, 0)
+            return load_global(self.view(data), self.unit, self.place(tile.index[0], tile.index[1]),
+                               fill(INDEX, self.ndim, 0), tile.count)
+        return load_elements(self, data, tile, shape)
+
+    def load_packed(self, data: Any, tile: Any, shape: StackShape) -> Elements:
+        """What `load` gives, in 32-bit words, of a tile that it `packs`."""
+        if self.is_padded:
+            if not self.contains(tile.index[0], tile.index[1]):
+                return fill(WORD, tile.count * self.itemsize // 4, 0)
+        return load_words(self.view(data), self.unit, self.place(tile.index[0], tile.index[1]), fill(INDEX, self.ndim, 0),
+                          tile.count)
+
+    def row_offset(self, data: View, i: int) -> int:
+        row = self.rows.split(i)
+        return offset_of(self.view(data), join(((row[-1],), self.windows.at(row[:-1], fill(INDEX, self.ndim - 2, 0)), (0,))))
+
+    def column_offset(self, data: View, j: int) -> int:
+        column, nowhere = self.columns.split(j), fill(INDEX, self.ndim - 2, 0)
+        there = join(((0,), self.windows.at(nowhere, self.taps(column)), (self.channel(column),)))
+        first = join(((0,), self.windows.at(nowhere, nowhere), (0,)))
+        return offset_of(self.view(data), there) - offset_of(self.view(data), first)
+
+    def box_at(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
+        """Where TMA begins a box at row i, column j; behind the last of ``columns`` in no image: a tap too many would see
+        elements, and 0 times infinity is no zero."""
+        row = self.rows.split(i)
+        channel = self.channel(self.columns.split(j if j < columns else 0))
+        return join(((channel,), self.windows.bases(row[:-1]), (row[-1] if j < columns else NO_IMAGE,)))
+
+    def box_offsets(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
+        """How far the tap of column j lies from there."""
+        found: tuple[Any, ...] = self.windows.offsets(self.taps(self.columns.split(j if j < columns else 0)))
+        return found
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def known_by(self) -> tuple[Any, ...]:                 # type: ignore[override]
+        """What a tensor map of it says: plans of other windows are others, though arrays and products have equal shapes."""
+        return self.rows.extents(), self.columns.extents(), self.windows.dimensions()
+
+    @property
+    def is_separable(self) -> bool:
+        return True
+
+    @property
+    def ndim(self) -> int:
+        return int(self.rows.depth + 1)
+
+    @property
+    def unit(self) -> int:
+        """The array's dimension along which lines are moved."""
+        return self.ndim - 1 if self.axis == 1 else self.ndim - 2
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    @property
+    def neighbours(self) -> int:
+        return self.vector
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.axis if self.vector > 1 else None
+
+    @property
+    def contiguous_axis(self) -> int | None:
+        return self.axis
+
+    @property
+    def longest_line(self) -> int:                         # type: ignore[override]
+        """How many neighbours along `vector_axis` are neighbours in memory, from a multiple of as many on."""
+        return int(self.columns.extent) if self.axis == 1 else 1
+
+    @property
+    def run(self) -> int:
+        return math.gcd(self.vector, super().run) if self.vector > 1 else super().run
+
+    def packs(self, tile: Tile) -> bool:
+        """Whether `load_packed` loads tiles of threads such as this."""
+        return bool(self.axis == 1 and tile.extents[1] == tile.count and self.vector % tile.count == 0
+                    and tile.count * self.dtype.itemsize % 4 == 0)
+
+    def dimensions_of(self, array: ArrayInfo) -> int:
+        return self.ndim
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return math.prod(self.rows.extents()), math.prod(self.columns.extents())
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        if array is None:
+            raise ValueError(f"{name} is None, and {self!r} needs an array")
+        channels = self.columns.extents()[-1 if self.taps_first else 0]
+        wanted = self.rows.extents()[-1], *(extent for extent, *_ in self.windows.dimensions()[::-1]), channels
+        if array.shape != wanted or array.dtype != self.dtype:
+            raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}, and its layout {self!r} is of an "
+                             f"array of shape {wanted}")
+        if (self.near and _span(array) >= NEAR) or (rows, columns) != self.extents(array):
+            raise ValueError(f"{name} is {rows} x {columns}, and its layout {self!r} is of a matrix {self.extents(array)}, "
+                             "whose elements lie within 2**31 bytes if it is near")
+
+    def box_refusal(self, line: int, lines: int) -> str | None:
+        """Why TMA cannot bring boxes of so many columns and rows; None if it can."""
+        if self.axis != 1:
+            return "its channels are not neighbours in memory"
+        if self.columns.extent % line:
+            return f"a line of {line} channels reaches beyond a tap's {self.columns.extent}"
+        if self.ndim - 2 not in CORNERS:
+            return f"TMA walks 1 to 3 spatial dimensions, not {self.ndim - 2}"
+        least, most, far = CORNERS[self.ndim - 2]
+        taps = self.columns.extents()[1:]
+        window = self._window()
+        if any(step > STRIDES for step in window.steps):
+            return f"its positions are more than {STRIDES} elements apart"
+        if not all(least <= corner <= most for corner in (*window.lower, *window.upper)):
+            return f"its windows begin or end more than {-least} elements out of the tensor"
+        if any((count - 1) * abs(step) > far for count, (_, _, step, _, _) in zip(taps, self.windows.dimensions())):
+            return f"its taps are more than {far} elements apart"
+        return None
+
+    def _window(self) -> Im2colWindow:
+        dimensions, positions = self.windows.dimensions(), self.rows.extents()[:-1]
+        return Im2colWindow(tuple(low for *_, low in dimensions),
+                            tuple((count - 1) * stride + low - (extent - 1)
+                                  for count, (extent, stride, _, _, low) in zip(positions, dimensions)),
+                            tuple(stride for _, stride, *_ in dimensions))
+
+    def box(self, line: int, lines: int, swizzle: int) -> TensorMapSpec:
+        """The tensor map of boxes of so many columns and rows."""
+        return TensorMapSpec(self.dtype, (line, lines, *(1,) * (self.ndim - 2)), swizzle, self._window())

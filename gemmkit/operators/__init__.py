@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     )
     from gemmkit.operators.base import Operator
     from gemmkit.operators.fpu import FPUOp
-    from gemmkit.operators.mma import BoxMMAOp, MMAOp, WMMAOp
-    from gemmkit.operators.quantised import QuantisedMMAOp
+    from gemmkit.operators.mma import BoxMMAOp, MMAOp, QuantisedMMAOp, WMMAOp
     from gemmkit.operators.wgmma import BlockScaledOp, WGMMAOp
 else:
     __getattr__, __dir__ = public_names(globals())

@@ -603,7 +603,7 @@ def _with_components(seen: Seen | None, a: Any, b: Any, c: Any, conf: Config | N
         *kinds, c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
         id(conf), world(), plain,
         # A component's arrays may be stacks, which are merged by their strides, or have a tensor map, which has them.
-        tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.strides, i.device) for i in f.arrays))
+        tuple((name, f.kind, f.fingerprint, keywords[name].known_by, tuple((i.shape, i.strides, i.device) for i in f.arrays))
               for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None or (known.plan.stands is not None and not known.plan.stands()):

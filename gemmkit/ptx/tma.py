@@ -208,6 +208,56 @@ def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
 
+def _type_load_im2col(context: TypingContext, map: types.Type, coordinates: types.Type, offsets: types.Type,
+                      pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type,
+                      mask: types.Type = None) -> Any:
+    if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
+        return None
+    rank = coordinate_count(coordinates)
+    if not isinstance(offsets, types.BaseTuple) or coordinate_count(offsets) != rank - 2 or not 3 <= rank <= 5:
+        return None
+    many, last = (".multicast::cluster", f", ${2 * rank + 1}") if mask else ("", "")
+    taps = ", ".join(f"${rank + 3 + n}" for n in range(rank - 2))
+    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes{many} [$0], "
+            f"{_box(1, rank)}, [${rank + 2}], {{{taps}}}{last};")
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        operands = [element_address(c, b, pointer, v[3], position, v[4]), _map_address(b, map, v[0]),
+                    *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, v[5], n, v[6]),
+                    *(b.trunc(offset, i16) for offset in coordinates_of(c, b, offsets, v[2]))]
+        if mask:
+            operands.append(b.trunc(c.cast(b, v[7], mask, index), i16))
+        assembly(b, text, [], operands, memory=True)
+        return c.get_dummy_value()
+
+    given = (map, coordinates, offsets, pointer, position, barriers, n) + ((mask,) if mask else ())
+    return signature(types.none, *given), codegen
+
+
+@atom(_type_load_im2col)
+def tma_load_im2col(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any,
+                    n: int) -> None:
+    """`tma_load` in im2col mode (PTX ISA, "im2col mode"): channels of as many positions as the map's box has, from
+    ``coordinates`` (channel, spatial dimensions and image) on, each read ``offsets`` (of the spatial dimensions, the fastest
+    first) further. What lies out of the tensor is zeros."""
+    emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None, offsets)
+
+
+def _type_multicast_im2col(context: TypingContext, map: types.Type, coordinates: types.Type, offsets: types.Type,
+                           pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type,
+                           mask: types.Type) -> Any:
+    if not isinstance(mask, types.Integer):
+        return None
+    return _type_load_im2col(context, map, coordinates, offsets, pointer, position, barriers, n, mask)
+
+
+@atom(_type_multicast_im2col)
+def tma_load_im2col_multicast(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any,
+                              n: int, mask: int) -> None:
+    """`tma_load_im2col` into every block of the cluster whose bit in ``mask`` is set."""
+    emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask), offsets)
+
+
 def _type_store(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type,
                 position: types.Type) -> Any:
     if not _is_copy(map, coordinates, pointer, position):

@@ -35,12 +35,24 @@ _NAMES_BY_SIZE = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
 
 
 @dataclass(frozen=True)
+class Im2colWindow(Component):
+    """Which positions of a tensor (N, ..., C) a box in im2col mode walks, along each spatial dimension, the fastest first:
+    from ``lower`` (of the first element) to ``upper`` (of the last one) by ``steps`` (CUDA driver API,
+    ``cuTensorMapEncodeIm2col``). A box has ``box[1]`` positions, which go on in the next line, plane and image."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TensorMapSpec(Component):
     """What does not change with the tensor: its elements, the box that a copy moves, and how shared memory is swizzled.
 
     ``box`` counts elements, the fastest dimension first. A box lies in shared memory with its fastest dimension fastest and
     no gaps; with a swizzle of 32, 64 or 128 bytes, which is then the length of its rows, the 16-byte chunks of a row change
-    places: the byte at address a moves to a XOR ((a >> 3) & (swizzle - 16)). It begins at a multiple of 128 bytes.
+    places: the byte at address a moves to a XOR ((a >> 3) & (swizzle - 16)). It begins at a multiple of 128 bytes. With a
+    ``window`` it has channels and positions of a convolution's windows.
 
     >>> TensorMapSpec(np.float16, (64, 128), 128).box_bytes
     16384
@@ -51,6 +63,7 @@ class TensorMapSpec(Component):
     dtype: np.dtype
     box: tuple[int, ...]
     swizzle: int = 0
+    window: Im2colWindow | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -163,9 +176,14 @@ def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tup
         if step % _ALIGNMENT or not 0 < step < _MAX_STRIDE:
             raise ValueError(f"strides_bytes={strides}: positive multiples of {_ALIGNMENT} below 2**40 are needed")
     kind, box, further = _of_spec(spec.dtype, spec.box, spec.swizzle)
-    wide = driver.cuuint64_t
-    status, made = driver.cuTensorMapEncodeTiled(kind, spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps],
-                                                 box, *further)
+    wide, narrow, window = driver.cuuint64_t, driver.cuuint32_t, spec.window
+    tensor = kind, spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps]
+    if window is None:
+        status, made = driver.cuTensorMapEncodeTiled(*tensor, box, *further)
+    else:
+        walked = [narrow(n) for n in (1, *window.steps, 1)]
+        status, made = driver.cuTensorMapEncodeIm2col(*tensor, list(window.lower), list(window.upper), *spec.box[:2], walked,
+                                                      *further[1:])
     if int(status) != 0:
         raise RuntimeError(f"{status.name} for a tensor map of dims={dims}, strides_bytes={strides}, {spec!r}")
     return made
@@ -202,8 +220,9 @@ class Encoder:
 
     __slots__ = ("_arguments", "_known", "_lock", "_map")
 
-    def __init__(self, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int], swizzle: int = 0):
-        self._begin(TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes))
+    def __init__(self, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int], swizzle: int = 0,
+                 window: Im2colWindow | None = None):
+        self._begin(TensorMapSpec(dtype, tuple(box), swizzle, window), tuple(dims), tuple(strides_bytes))
 
     def _begin(self, spec: TensorMapSpec, dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
         self._arguments = spec, dims, strides
@@ -225,9 +244,9 @@ class Encoder:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What `Encoder` takes to make another: dtype, dims, strides in bytes, box and swizzle."""
+        """What `Encoder` takes to make another: dtype, dims, strides in bytes, box, swizzle and window."""
         spec, dims, strides = self._arguments
-        return spec.dtype, dims, strides, spec.box, spec.swizzle
+        return spec.dtype, dims, strides, spec.box, spec.swizzle, spec.window
 
     def __call__(self, address: int) -> bytes:
         found = self._known.get(address)

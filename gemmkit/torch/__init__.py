@@ -5,6 +5,7 @@
     y = linear(x, weight, bias)
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
+    y = gemmkit.torch.conv(images, filters, bias, padding=1)
     y = gemmkit.torch.grouped_mm(tokens, matrices, ends)
     y = gemmkit.torch.experts(tokens, chosen, weights, gate, up, down)
     y = gemmkit.torch.scaled_mm(a, b, scale_a, scale_b)
@@ -20,12 +21,13 @@ from gemmkit.torch.accelerate import Report, accelerate
 from gemmkit.torch.attention import attention
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.cache import KVCache
+from gemmkit.torch.conv import conv
 from gemmkit.torch.grouped import experts, grouped_mm, scaled_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 
-__all__ = ["KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "experts",
+__all__ = ["KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "conv", "experts",
            "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",
            "scaled_dot_product_attention", "scaled_mm", "softmax"]

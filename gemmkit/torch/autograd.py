@@ -21,7 +21,7 @@ import torch
 
 from gemmkit.epilogues import Bias, Default, Epilogue, Residual, Store, fast
 from gemmkit.functions.matmul import matmul as multiply_matrices
-from gemmkit.functions.semiring import select
+from gemmkit.functions.number_systems import select
 from gemmkit.functions.slope import PASSED_ON, Replay, World
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp

@@ -10,7 +10,7 @@ import torch
 
 from gemmkit.epilogues import Epilogue, Store
 from gemmkit.functions.matmul import matmul
-from gemmkit.functions.semiring import select
+from gemmkit.functions.number_systems import select
 from gemmkit.kernels.config import KEYWORDS, Config
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ColMajor

@@ -32,7 +32,7 @@ from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
 from gemmkit.operators.base import units
-from gemmkit.operators.quantised import BF16, F16, QuantisedMMAOp
+from gemmkit.operators.mma import BF16, F16, QuantisedMMAOp
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.arrays import describe

@@ -26,7 +26,7 @@ from gemmkit.kernels.config import Config, Problem
 from gemmkit.kernels.sm90.exchange import COLUMNS, SharedK
 from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
-from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, Request, StagedRoute, Tma, TmaProducer
+from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma, TmaProducer
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
@@ -35,6 +35,7 @@ from gemmkit.layouts import (
     ArrayLayout,
     ColMajor,
     ColumnInterleaved,
+    Im2col,
     Interleaved,
     Joined,
     Matricised,
@@ -159,6 +160,7 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
                       ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
+BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT)
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED, _stepping(ALONE, tables.TRANSPOSED_STEPS), least_shared=tables.LEAST_SHARED)
@@ -199,6 +201,8 @@ def table_of(spec: Any, arrays: OperandArrays | None) -> MappingTable:
         return BY_FETCHES if isinstance(spec.mainloop.source, MnMajorTf32) else BY_REGISTERS
     if isinstance(spec.producer, TmaProducer):
         b = spec.b.layout
+        if any(isinstance(x.route, PlacedTma) for x in operands.values()):
+            return BY_WINDOWS
         if isinstance(b, ColumnInterleaved) and b.slots == 2:
             return BY_BRAIDED_ROWS if b.contiguous_axis == 1 else BY_BRAIDS
         return BY_TMA
@@ -511,19 +515,23 @@ def assumed_spec(values: dict[str, Any], mapping: CostedTile, arrays: OperandArr
 @dataclass(frozen=True)
 class Lying:
     """How an operand lies in shared memory in tiles of any extents: along ``k_axis`` where it ``is_along``, else across K
-    where its tile is wide enough; of interleaved columns' ``slots`` TMA brings parts."""
+    where its tile is wide enough; of interleaved columns' ``slots`` TMA brings parts. ``longest`` is how many neighbours in
+    memory a line has at most; 0: any number."""
 
     k_axis: int
     dtype: np.dtype
     is_along: bool
     slots: int
+    longest: int
 
     @classmethod
     def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
         axis = layout.vector_axis
-        lines = isinstance(layout, (ColumnInterleaved, Joined, Plain, Planar, Matricised)) or layout.stored is not None
+        lines = (isinstance(layout, (ColumnInterleaved, Im2col, Joined, Plain, Planar, Matricised))
+                 or layout.stored is not None)
         # Only 16-bit operands can be contiguous across K.
-        return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1))
+        return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1),
+                   layout.longest_line)
 
     def lies_along(self, across: int) -> bool:
         """Whether its lines lie along K in a tile with ``across`` rows of A, or columns of B."""
@@ -531,7 +539,9 @@ class Lying:
 
     def width(self, across: int, depth: int) -> int:
         """Bytes of the swizzle's lines."""
-        return _width((depth if self.lies_along(across) else across // self.slots) * self.dtype.itemsize)
+        extent = depth if self.lies_along(across) else across // self.slots
+        line = math.gcd(extent, self.longest) * self.dtype.itemsize
+        return _width(extent * self.dtype.itemsize if line < NARROWEST else line)
 
     def layout(self, across: int, depth: int) -> Swizzled:
         axis = self.k_axis if self.lies_along(across) else 1 - self.k_axis
@@ -637,7 +647,7 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
     axis = shared.axis
     size = shared.dtype.itemsize                          # of a number, where it has several parts
     vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
-    if isinstance(layout, Matricised) and layout.vector_axis == axis:
+    if isinstance(layout, (Im2col, Matricised)) and layout.vector_axis == axis:
         run = math.gcd(layout.run, tile.extents[axis])
         vectors = (run >> n for n in range(run.bit_length()) if run >> n >= layout.comb)
         vector = next((v for v in vectors if tile.count % (16 * warps * v) == 0), run)   # as much for each of half of them

@@ -24,6 +24,14 @@ MAPPINGS = (
     (64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
     (64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
 )
+# Beside them for windows of convolutions, which often have 64 filters or 32. The steps are what tensor cores read of shared
+# memory (128 bytes a cycle), not fitted. (f16, 32 images of 56 x 56 x 64, 64 filters of 3 x 3, H200, 2026-11-28: 19.4 us by
+# the first, 20.3 by the second, 22.4 by 64x64 in ping-pong, 41.1 by 128x128; cuDNN 27.8.)
+WINDOWS = (
+    (128, 64, "pingpong", 8, (1, 1), 300, 1000, 2000),
+    (256, 64, "cooperative", 8, (1, 1), 560, 3500, 0),
+    (128, 32, "pingpong", 8, (1, 1), 220, 900, 2000),
+)
 # Behind them, with stages of two lines. A line of so small a tile takes a warpgroup less time than the hand-over of its
 # stage: two a stage (384 x 320 x 944, clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K
 # it is no gain: 33 x 64 x 2504 takes 6.06 us, and 4.30 in 8 shares of 64 x 128.

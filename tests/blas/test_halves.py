@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.functions.dual import Dual
+from gemmkit.functions.number_systems import Dual
 from tests.support.machines import on_machines, poison, whole
 
 DTYPES = "f2", "f4", "f8", "c8", "c16"

@@ -53,12 +53,12 @@ def test_names_are_found_with_their_decorators() -> None:
     assert set(known) == {"Shape", "Shape.area", "NAME", "nothing"}
     assert known["Shape"].start == 8 and len(code_lines.code_lines(SAMPLE) & set(known["Shape"])) == 8
     with pytest.raises(KeyError):
-        code_lines.lines_at("gemmkit/functions/dual.py: Duel")
+        code_lines.lines_at("gemmkit/functions/number_systems.py: Duel")
 
 
 def test_a_line_counts_once_and_a_name_is_a_part_of_its_file() -> None:
-    whole, part = code_lines.lines_at("gemmkit/functions/dual.py"), code_lines.lines_at("gemmkit/functions/dual.py: Dual")
-    assert part < whole and code_lines.count(["gemmkit/functions/dual.py", "gemmkit/functions/dual.py: Dual"]) == len(whole)
+    whole, part = code_lines.lines_at("gemmkit/functions/number_systems.py"), code_lines.lines_at("gemmkit/functions/number_systems.py: Dual")
+    assert part < whole and code_lines.count(["gemmkit/functions/number_systems.py", "gemmkit/functions/number_systems.py: Dual"]) == len(whole)
 
 
 @pytest.mark.parametrize("row", [*ROWS, *OF_PROGRAMS], ids=lambda row: row.what)

@@ -188,7 +188,7 @@ def test_functions_of_tensors(rng: np.random.Generator) -> None:
     """Every function that a Dual has is the tensor's own, and its derivative PyTorch's."""
     import torch
 
-    from gemmkit.functions.dual import DERIVATIVES
+    from gemmkit.functions.number_systems import DERIVATIVES
 
     x, dx = (torch.from_numpy(random(rng, (7, 5), "f8")).cuda() for _ in range(2))
     x = x.abs() / 2 + 0.25                                      # where all of them are smooth

@@ -79,7 +79,7 @@ def _file(path: str) -> tuple[set[int], dict[str, range]]:
 
 
 def lines_at(place: str) -> set[tuple[str, int]]:
-    """The lines of code of a file (``gemmkit/functions/dual.py``, ``README.md``), or of names in it (``gemmkit/functions/dual.py: Dual, _spread``).
+    """The lines of code of a file (``gemmkit/functions/number_systems.py``, ``README.md``), or of names in it (``gemmkit/functions/number_systems.py: Dual, _spread``).
 
     Raises KeyError for a name that the file does not define.
     """

@@ -374,9 +374,16 @@ class CpAsyncSeparable(CpAsync):
                    is_there: bool) -> None:
         tile = piece.tile
         along = operand.distance(moved.data, at.k + tile.index[operand.k_axis], operand.k_axis)
-        copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
-                   operand.shared.position(tile.offset, operand.leading()), moved.data,
-                   moved.cursor[piece.number][0] + along, self.width, is_there)
+        if operand.layout.is_padded:
+            place = operand.place(at.m, at.n, at.k, at.shape)
+            is_there = is_there and operand.layout.contains(place.i + tile.index[0], place.j + tile.index[1])
+            copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
+                       operand.shared.position(tile.offset, operand.leading()), moved.data,
+                       moved.cursor[piece.number][0] + along, self.width, is_there)
+        else:
+            copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
+                       operand.shared.position(tile.offset, operand.leading()), moved.data,
+                       moved.cursor[piece.number][0] + along, self.width, is_there)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ from gemmkit.kernels.sm90.routes import (
     CpAsyncProducer,
     InterleavedTma,
     JoinedTma,
+    PlacedTma,
     Request,
     StagedProducer,
     StagedRoute,
@@ -494,8 +495,8 @@ def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: OperandArrays) -> tup
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer,
-    InterleavedTma: TmaProducer, QuantisedTma: TmaProducer, PartRewrite: RewriteProducer, Rewrite: RewriteProducer,
-    Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer,
+    PlacedTma: TmaProducer, InterleavedTma: TmaProducer, QuantisedTma: TmaProducer, PartRewrite: RewriteProducer,
+    Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer,
     StagedRoute: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other

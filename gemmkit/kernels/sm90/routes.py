@@ -4,6 +4,7 @@
 |---|---|
 | plain | TMA copies boxes of a matrix into swizzled tiles, and one thread starts it |
 | of several arrays | TMA, with a tensor map of each array |
+| a convolution's windows, weights of its input's gradient | TMA, box by box, where the layout says that each lies |
 | any | producer warps load tiles into registers, with the code of the components, and store them |
 | one that TMA does not take, whose neighbours lie side by side | threads start cp.async copies |
 """
@@ -44,11 +45,11 @@ from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
 from gemmkit.lang.registers import each, is_pairwise, join, registers, transform_pairs
-from gemmkit.layouts import ColumnInterleaved, Joined, Planar
+from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
 from gemmkit.ptx.memory import pack_words, shared, unpack_words
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
-from gemmkit.ptx.tma import tma_load, tma_load_multicast, tma_prefetch
+from gemmkit.ptx.tma import tma_load, tma_load_im2col, tma_load_im2col_multicast, tma_load_multicast, tma_prefetch
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
@@ -270,6 +271,60 @@ class Tma(Route):
         """The same of any tile that lies across."""
 
 
+@dataclass(frozen=True)
+class PlacedTma(Tma):
+    """TMA brings each panel from where the layout says that it lies (``box_at``): of a tensor of several dimensions, or
+    (``walks``) a convolution's windows in im2col mode."""
+
+    walks: bool = False
+
+    @classmethod
+    def of(cls, request: Request) -> PlacedTma:
+        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster), isinstance(request.operand.layout, Im2col))
+
+    @classmethod
+    def refuses(cls, request: Request) -> str | None:
+        operand, layout, info = request.operand, request.operand.layout, request.info
+        shared: Any = operand.shared
+        if not isinstance(layout, (Im2col, Matricised)):
+            return "its layout names no boxes"
+        if hasattr(shared, "plane") or layout.dtype != shared.dtype or not request.is_untouched or not request.lies_as_read:
+            return "TMA copies elements as they are, along their lines"
+        if info is not None and info.steps:
+            return "it is a stack"
+        copy = TmaCopy.in_panels(operand, request.spec.cluster)
+        return layout.box_refusal(copy.line, copy.lines) or request.why_no_tma(layout.unit)
+
+    def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
+        layout: Any = operand.layout
+        return layout.unit, layout.box(self.copy.line, self.copy.lines, self.copy.swizzle)
+
+    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
+        pointer, layout = shared(operand.brought.dtype, operand.offset), operand.layout
+        position = slot.stage * (spec.stage_bytes // operand.brought.itemsize)
+        part = spec.cluster.part(operand.k_axis, at.rank) if self.copy.is_shared else at.rank * 0
+        across = at.m if operand.k_axis == 1 else at.n
+        along, across = (at.k, across) if self.copy.along_k else (across, at.k)
+        columns = place_of(operand, at).columns
+        for panel in range(self.copy.panels):
+            x = along + panel * self.copy.along + part * self.copy.part_along
+            y = across + part * self.copy.part_across
+            i, j = (y, x) if operand.brought.axis == 1 else (x, y)
+            to, box = position + panel * self.copy.step + part * self.copy.part, layout.box_at(i, j, columns)
+            if self.walks:
+                tap = layout.box_offsets(i, j, columns)
+                if self.copy.is_shared and self.copy.multicasts:
+                    tma_load_im2col_multicast(tensor_map, box, tap, pointer, to, barrier, slot.stage,
+                                              spec.cluster.sharers(operand.k_axis, at.rank))
+                else:
+                    tma_load_im2col(tensor_map, box, tap, pointer, to, barrier, slot.stage)
+            elif self.copy.is_shared and self.copy.multicasts:
+                tma_load_multicast(tensor_map, box, pointer, to, barrier, slot.stage,
+                                   spec.cluster.sharers(operand.k_axis, at.rank))
+            else:
+                tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
+
+
 def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
     """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
     if operand.k_axis == 1:
@@ -471,7 +526,7 @@ class StagedRoute(Route):
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:
-        return other in (Tma, StagedRoute)
+        return other in (Tma, PlacedTma, StagedRoute)
 
 
 @dataclass(frozen=True)
@@ -672,7 +727,7 @@ class CpAsyncLines(Route):
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:
-        return other in (Tma, CpAsyncLines)
+        return other in (Tma, PlacedTma, CpAsyncLines)
 
 
 @dataclass(frozen=True)
@@ -735,5 +790,8 @@ def copy_lines(spec: Sm90Spec, operand: Any, lines: Any, data: Any, slot: Slot, 
             tile = thread_tiles[j]
             row, column = place.i + tile.index[0], place.j + tile.index[1]
             along = operand.distance(data, column if operand.k_axis == 1 else row, operand.k_axis)
+            is_there = row < place.rows and column < place.columns
+            if operand.layout.is_padded:
+                is_there = is_there and operand.layout.contains(row, column)
             copy_async(pointer, operand.shared.position(tile.index, operand.leading()), 0, data,
-                       lines[i * len(thread_tiles) + j][0] + along, tile.count, row < place.rows and column < place.columns)
+                       lines[i * len(thread_tiles) + j][0] + along, tile.count, is_there)

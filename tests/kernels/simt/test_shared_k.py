@@ -13,7 +13,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors, machine
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.functions.semiring import IndexSplit, Selecting, WithIndex
+from gemmkit.functions.number_systems import IndexSplit, Selecting, WithIndex
 from gemmkit.kernels import simt
 from gemmkit.kernels.collectives.scheduler import Grouped
 from gemmkit.kernels.spec import Condition
