@@ -91,7 +91,8 @@ def _is_told(x: Any) -> bool:
 
 _constant_name = torch.compiler.assume_constant_result(_named)
 CAUSAL = Causal()
-_CAUSAL_NAME = _named(CAUSAL, None, False)
+#: The operator's names of no mask, and of the causal one.
+KINDS = _PLAIN, _named(CAUSAL, None, False)
 
 
 def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
@@ -172,8 +173,7 @@ def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
     is copied first. Its masks have their names before a compiler asks (PyTorch 2.11's takes no mask for a constant)."""
     q, k, v = autocast(q, k, v)
     if torch.compiler.is_compiling():
-        kind = _CAUSAL_NAME if is_causal else _PLAIN
-        return _OPERATOR(q, k, v, None, None, None, kind=kind, scale=scale, layout="bnhd")[0]
+        return _OPERATOR(q, k, v, None, None, None, kind=KINDS[is_causal], scale=scale, layout="bnhd")[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
     return _attended(q, k, v, CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
 

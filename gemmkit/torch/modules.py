@@ -8,6 +8,7 @@ computes by its own class, so that a model is right everywhere and fast where it
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 import torch
@@ -409,27 +410,25 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     ...     gk.torch.scaled_dot_product_attention(q, k, v, is_causal=True).shape
     torch.Size([1, 2, 3, 64])
     """
-    if attn_mask is None and not dropout_p and _attends(query, key, value, is_causal, enable_gqa):
+    is_plain = attn_mask is None and not dropout_p and takes(query, key, value)
+    if is_plain and attends(query, key, value, is_causal, enable_gqa):
         return _bnhd(query, key, value, is_causal, scale).transpose(1, 2)
     more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
 
 
-def _attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, shares_heads: bool) -> bool:
-    if not takes(q, k, v) or not q.dim() == k.dim() == v.dim() == 4 or not (k.numel() and v.numel()):
+def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, shares_heads: bool,
+            known: Callable[[Any], bool] = bool) -> bool:
+    """Whether attention takes these shapes and strides; ``known`` says whether a condition holds, of symbols in a graph."""
+    if not q.dim() == k.dim() == v.dim() == 4 or not (known(k.numel() != 0) and known(v.numel() != 0)):
         return False
     (batch, heads, queries, size), (b, shared, keys, of_k), of_v = q.shape, k.shape, v.shape
-    if batch != b or of_v[:3] != (b, shared, keys) or size != of_k or size % 8 or of_v[3] % 8 or size > 256 or of_v[3] > 256:
+    if not all(map(known, (batch == b, of_v[0] == b, of_v[1] == shared, of_v[2] == keys, size == of_k, size % 8 == 0,
+                           of_v[3] % 8 == 0, size <= 256, of_v[3] <= 256, heads % shared == 0))):
         return False
-    if heads % shared or (heads != shared and not shares_heads) or (is_causal and queries != keys):
+    if not (shares_heads or known(heads == shared)) or (is_causal and not known(queries == keys)):
         return False
-    return _is_loaded(q) and _is_loaded(k) and _is_loaded(v)
-
-
-def _is_loaded(x: torch.Tensor) -> bool:
-    """Whether a kernel takes its strides: contiguous heads, rows at distances of multiples of 16 bytes."""
-    batch, heads, rows, columns = x.stride()
-    return columns == 1 and not (batch % 8 or heads % 8 or rows % 8)
+    return all(known(x.stride(3) == 1) and all(known(step % 8 == 0) for step in x.stride()[:3]) for x in (q, k, v))
 
 
 def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
@@ -463,7 +462,7 @@ def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Te
     if attention_mask is None and not dropout and all(keywords.get(name) is None for name in ("position_bias", "softcap")):
         cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
         k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
-        if _attends(query, k, v, bool(causal), True):
+        if takes(query, k, v) and attends(query, k, v, bool(causal), True):
             return _bnhd(query, k, v, bool(causal), scaling), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

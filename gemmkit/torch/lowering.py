@@ -1,0 +1,844 @@
+"""``torch.compile(model, backend="gemmkit")``: products of a graph and what stands around them as gemmkit's calls.
+
+    compiled = torch.compile(model, backend="gemmkit")
+    print(gemmkit.torch.explain(model, x))       # what was fused, as the code of each epilogue, and what was left and why
+
+Inductor compiles the graph. Before it fuses element-wise operations, `Lowering` looks at the graph of aten's operations,
+forward and backward alike: of each product it finds what can be computed from D's elements one by one, writes that as an
+epilogue, and puts one call of ``gemmkit::fused`` there. Inductor keeps it as a call of an extern kernel, and fuses the rest.
+
+The operator takes the epilogue as text, so that a graph which PyTorch caches is whole: the process that loads it needs
+gemmkit and nothing that was made while the graph was compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import logging
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch._dynamo
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
+from torch.nn import functional as F
+
+from gemmkit import epilogues
+from gemmkit.emulator.mode import current_mode
+from gemmkit.epilogues import activations, elementwise
+from gemmkit.functions.matmul import Door
+from gemmkit.layouts import InterleavedColumns
+from gemmkit.torch.attention import KINDS
+from gemmkit.torch.modules import NARROW, attends, is_here
+from gemmkit.torch.product import check_together, define
+
+aten, prims = torch.ops.aten, torch.ops.prims
+log = logging.getLogger(__name__)
+
+
+class NotTaken(Exception):
+    """Why something stays PyTorch's."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Element-wise operations of aten, as text of device code.
+
+Line = Callable[..., str]
+
+
+def _infix(sign: str) -> Line:
+    return lambda x, y: f"{x} {sign} {y}"
+
+
+def _call(name: str) -> Line:
+    return lambda x: f"{name}({x})"
+
+
+def _sum(sign: str) -> Line:
+    return lambda x, y, alpha="1": f"{x} {sign} {y}" if alpha == "1" else f"{x} {sign} {y} * {alpha}"
+
+
+def _power(x: str, exponent: str) -> str:
+    known = {2.0: f"{x} * {x}", 3.0: f"{x} * {x} * {x}", 0.5: f"math.sqrt({x})", -1.0: f"1 / {x}",
+             -0.5: f"1 / math.sqrt({x})"}
+    if float(exponent.strip("()")) not in known:
+        raise NotTaken(f"a power of {exponent}")
+    return known[float(exponent.strip("()"))]
+
+
+def _clamped(x: str, low: str = "", high: str = "") -> str:
+    above = f"maximum({x}, {low})" if low else x
+    return f"minimum({above}, {high})" if high else above
+
+
+def _gelu(x: str, *, approximate: str = "none") -> str:
+    return f"{'gelu' if approximate == 'none' else 'gelu_tanh'}({x})"
+
+
+#: The operations, and the text of their results by that of their arguments.
+LINES: dict[Any, Line] = {
+    aten.add.Tensor: _sum("+"), aten.add.Scalar: _sum("+"), aten.sub.Tensor: _sum("-"), aten.sub.Scalar: _sum("-"),
+    aten.rsub.Scalar: lambda x, y: f"{y} - {x}",
+    aten.mul.Tensor: _infix("*"), aten.mul.Scalar: _infix("*"), aten.div.Tensor: _infix("/"), aten.div.Scalar: _infix("/"),
+    aten.reciprocal.default: lambda x: f"1 / {x}", aten.neg.default: lambda x: f"-{x}", aten.abs.default: _call("abs"),
+    aten.exp.default: _call("math.exp"), aten.log.default: _call("math.log"), aten.sqrt.default: _call("math.sqrt"),
+    aten.rsqrt.default: lambda x: f"1 / math.sqrt({x})", aten.tanh.default: _call("math.tanh"),
+    aten.erf.default: _call("math.erf"), aten.sin.default: _call("math.sin"), aten.cos.default: _call("math.cos"),
+    aten.sigmoid.default: _call("sigmoid"), aten.relu.default: _call("relu"), aten.silu.default: _call("silu"),
+    aten.gelu.default: _gelu, aten.pow.Tensor_Scalar: _power, aten.square.default: lambda x: f"{x} * {x}",
+    aten.maximum.default: lambda x, y: f"maximum({x}, {y})", aten.minimum.default: lambda x, y: f"minimum({x}, {y})",
+    aten.clamp.default: _clamped, aten.hardtanh.default: _clamped,
+    aten.clamp_min.default: lambda x, low: f"maximum({x}, {low})",
+    aten.clamp_max.default: lambda x, high: f"minimum({x}, {high})",
+    aten.where.self: lambda which, x, y: f"{x} if {which} else {y}",
+    **{getattr(getattr(aten, name), kind): _infix(sign) for kind in ("Scalar", "Tensor")
+       for name, sign in dict(lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!=").items()},
+}
+#: Those that change an element's dtype alone, and those that change its place in a shape alone.
+CASTS = frozenset((prims.convert_element_type.default, aten._to_copy.default))
+VIEWS = frozenset((aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
+                   aten.squeeze.dim, aten.squeeze.dims))
+PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2)}
+
+
+def maximum(x: Any, y: Any) -> Any:
+    """The larger; NaN if one is."""
+    return x if x != x or x > y else y
+
+
+def minimum(x: Any, y: Any) -> Any:
+    """The smaller; NaN if one is."""
+    return x if x != x or x < y else y
+
+
+def _literal(value: Any) -> str:
+    """A number of a graph as text that may stand beside any operator."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NotTaken(f"an argument is {value!r}")
+    if math.isfinite(value):
+        return repr(value) if value >= 0 else f"({value!r})"
+    return "math.nan" if value != value else "math.inf" if value > 0 else "(-math.inf)"
+
+
+#: What the text of an epilogue may name.
+NAMES: dict[str, Any] = {
+    "math": math, "float32": np.float32, "float64": np.float64, "maximum": maximum, "minimum": minimum, "abs": abs,
+    **{name: getattr(activations, name) for name in ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")},
+    **{name: getattr(epilogues, name) for name in ("Bias", "Elementwise", "Fold", "Residual")}, "Binary": elementwise.Binary}
+
+
+@functools.lru_cache(maxsize=1024)
+def made(text: str) -> Callable[..., Any]:
+    """The function of arrays that an epilogue's text says."""
+    names = dict(NAMES)
+    exec(compile(text, "<epilogue of gemmkit::fused>", "exec"), names)
+    function: Callable[..., Any] = names["epilogue"]
+    return function
+
+
+# --------------------------------------------------------------------------------------------------
+# The operator.
+
+_SCHEMA = "(Tensor a, Tensor[] b, Tensor[] operands, *, str epilogue, ScalarType dtype) -> Tensor"
+
+
+def _allocate(a: torch.Tensor, b: Sequence[torch.Tensor], operands: Sequence[torch.Tensor], *, epilogue: str,
+              dtype: torch.dtype) -> Any:
+    check_together(a, b=b[0])
+    return a.new_empty((*a.shape[:-1], b[0].shape[-1]), dtype=dtype)
+
+
+def _compute(a: torch.Tensor, b: Sequence[torch.Tensor], operands: Sequence[torch.Tensor], *, epilogue: str,
+             dtype: torch.dtype) -> Any:
+    a, *rest = (x.detach() if x.requires_grad else x for x in (a, *b, *operands))
+    b, operands = rest[:len(b)], rest[len(b):]
+
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        return (a, b[0] if len(b) == 1 else InterleavedColumns(*b),
+                {"epilogue": made(epilogue)(*operands)} if epilogue else {})
+
+    out = None if dtype == a.dtype else _allocate(a, b, operands, epilogue=epilogue, dtype=dtype)
+    return _calls((epilogue, dtype, len(b)), (a, *b, *operands), out, None, described)
+
+
+_calls = Door()
+FUSED = define("gemmkit::fused", _SCHEMA, _compute, _allocate)
+
+
+# --------------------------------------------------------------------------------------------------
+# A product in a graph, and what is computed from its elements one by one.
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, Node) else None
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(is_known(x == y) for x, y in zip(one, other))
+
+
+class Operand(NamedTuple):
+    """A tensor that an epilogue reads: ``lies`` says how along D, whose matrices are as large as ``like``."""
+
+    node: Node
+    lies: str                          # "number", "columns", "rows" or "matrix"
+
+    @property
+    def shape(self) -> list[int]:
+        return [-1] if self.lies != "matrix" else []
+
+
+class Region:
+    """Products of one A, and operations on their results, the last of which alone is used elsewhere."""
+
+    def __init__(self, roots: list[Node], nodes: list[Node], operands: dict[Node, str]):
+        self.roots, self.nodes, self.operands = roots, nodes, operands      # in the graph's order
+
+    @property
+    def output(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def operations(self) -> list[Node]:
+        return [x for x in self.nodes if x.target in LINES or x.target in (aten.addmm.default, aten.baddbmm.default)]
+
+
+class Finder:
+    """Finds regions in a graph."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.order = {node: n for n, node in enumerate(graph.nodes)}
+
+    def region(self, roots: list[Node]) -> Region | None:
+        """The largest region of these products; None where no result comes of all of them."""
+        inside, operands = self._reachable(roots)
+        for output in sorted(inside, key=self.order.__getitem__, reverse=True):
+            nodes = self._before(output, inside)
+            if all(root in nodes for root in roots) and self._is_result(output, roots) and all(
+                    user in nodes for node in nodes if node is not output for user in node.users):
+                ordered = sorted(nodes, key=self.order.__getitem__)
+                return Region(roots, ordered, {x: operands[x] for node in ordered for x in node.all_input_nodes
+                                               if x in operands and x not in nodes})
+        return None
+
+    def _reachable(self, roots: list[Node]) -> tuple[set[Node], dict[Node, str]]:
+        """All operations that take results of the products and operands that do not depend on them, and these operands."""
+        inside, operands, seen = set(roots), {}, set(roots)
+        for root in roots:
+            operands.update(self._operands_of(root, inside, roots) or {})
+        queue: list[tuple[int, Node]] = []
+
+        def add(node: Node) -> None:
+            for user in node.users:
+                if user not in seen and user in self.order:
+                    seen.add(user)
+                    heapq.heappush(queue, (self.order[user], user))
+
+        for root in roots:
+            add(root)
+        while queue:
+            node = heapq.heappop(queue)[1]
+            found = self._operands_of(node, inside, roots)
+            if found is not None:
+                inside.add(node)
+                operands.update(found)
+                add(node)
+        return inside, operands
+
+    def _operands_of(self, node: Node, inside: set[Node], roots: list[Node]) -> dict[Node, str] | None:
+        """What a node of the region would read beside the region; None for one that cannot be in it."""
+        value = _value(node)
+        if not isinstance(value, torch.Tensor) or node.kwargs.get("out") is not None:
+            return None
+        root = _value(roots[0])
+        if node in roots:
+            return self._operands(node, [node.args[0]] if PRODUCTS[node.target][0] else [], value.shape, roots)
+        if not (value.dtype.is_floating_point or value.dtype == torch.bool) or (
+                value.dtype == torch.float64 and root.dtype != torch.float64):
+            return None
+        if node.target in CASTS:
+            return {} if value.dtype.is_floating_point else None
+        if node.target in VIEWS:
+            same = root.dim() == 2 and value.dim() and is_known(value.shape[-1] == root.shape[-1])
+            return {} if same and node.args[0] in inside else None
+        if node.target not in LINES:
+            return None
+        mine = [x for x in node.all_input_nodes if x in inside]
+        if not mine or not all(_same(_value(x).shape, value.shape) for x in mine):
+            return None
+        try:
+            LINES[node.target](*map(_text_of, node.args), **{k: str(v) for k, v in node.kwargs.items()})
+        except (NotTaken, TypeError):
+            return None
+        return self._operands(node, [x for x in node.all_input_nodes if x not in inside], value.shape, roots)
+
+    def _operands(self, node: Node, given: Sequence[Any], shape: Any, roots: list[Node]) -> dict[Node, str] | None:
+        found = {}
+        for x in given:
+            if constant(x) is not None:
+                continue
+            lies = _lies(_value(x), shape, _value(roots[0]))
+            if lies is None or self._depends(x, roots):
+                return None
+            found[x] = lies
+        return found
+
+    def _depends(self, node: Node, roots: list[Node]) -> bool:
+        """Whether a node is computed of the products."""
+        first = min(self.order[root] for root in roots)
+        todo, seen = [node], {node}
+        while todo:
+            x = todo.pop()
+            if x in roots:
+                return True
+            for y in x.all_input_nodes:
+                if self.order[y] >= first and y not in seen:
+                    seen.add(y)
+                    todo.append(y)
+        return False
+
+    @staticmethod
+    def _before(output: Node, inside: set[Node]) -> set[Node]:
+        nodes, todo = {output}, [output]
+        while todo:
+            for x in todo.pop().all_input_nodes:
+                if x in inside and x not in nodes:
+                    nodes.add(x)
+                    todo.append(x)
+        return nodes
+
+    @staticmethod
+    def _is_result(node: Node, roots: list[Node]) -> bool:
+        """Whether a node may be D: a float, no wider than the products if something is still computed of it, which Inductor
+        would widen as it reads."""
+        dtype = _value(node).dtype
+        is_wide = dtype.itemsize > _value(roots[0]).dtype.itemsize
+        return bool(dtype.is_floating_point) and not (is_wide and any(user.op != "output" for user in node.users))
+
+
+def _text_of(x: Any) -> str:
+    return "x" if isinstance(x, Node) else "" if x is None else _literal(x)
+
+
+def constant(node: Any) -> str | None:
+    """The text of a number that is a node of its own; None for another node."""
+    if not isinstance(node, Node) or node.target not in (aten.full.default, aten.scalar_tensor.default):
+        return None
+    value = node.args[1 if node.target is aten.full.default else 0]
+    return _literal(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _lies(value: Any, shape: Any, root: torch.Tensor) -> str | None:
+    """How an operand lies along results of ``shape``, which has the elements of ``root``, the product's own; None where an
+    epilogue does not read it."""
+    if not isinstance(value, torch.Tensor) or value.device != root.device or not value.dtype.is_floating_point or (
+            value.dtype not in (*NARROW, torch.float32) and value.dtype != root.dtype):
+        return None
+    if not value.dim() or all(is_known(x == 1) for x in value.shape):
+        return "number"
+    if value.dim() == len(shape) and _same(value.shape, shape):
+        return "matrix"
+    if is_known(value.shape[-1] == shape[-1]) and all(is_known(x == 1) for x in value.shape[:-1]):
+        return "columns"
+    if root.dim() == 2 and value.dim() == len(shape) and is_known(value.shape[-1] == 1) and _same(value.shape[:-1],
+                                                                                                  shape[:-1]):
+        return "rows"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# The text of a region: stages of an epilogue, each of which reads at most one array of D's shape.
+
+class _Step(NamedTuple):
+    name: str
+    text: str
+    reads: frozenset[str]              # earlier steps and products
+    operands: tuple[str, ...]          # by name
+
+
+_INDEX = {"number": "[0]", "columns": "[n]", "rows": "[m]"}
+
+
+class Text:
+    """An epilogue of a region, as text. ``operands`` are its arguments."""
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.wide = "float64" if _value(region.roots[0]).dtype == torch.float64 else "float32"
+        self.operands: list[Node] = []
+        self.lies: dict[str, str] = {}
+        self.names: dict[Node, str] = {}
+        self.steps: list[_Step] = []
+        self.products = [f"x{n}" if len(region.roots) > 1 else "x" for n in range(len(region.roots))]
+        for node in region.nodes:
+            self._add(node)
+        self.whole = self._written()
+
+    def _add(self, node: Node) -> None:
+        if node in self.region.roots:
+            product = self.products[self.region.roots.index(node)]
+            self.names[node] = product
+            if PRODUCTS[node.target][0]:
+                alpha, beta = (_literal(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
+                own, c = product if alpha == "1" else f"{product} * {alpha}", self._argument(node.args[0])
+                self._step(node, f"{own} + {c if beta == '1' else f'{beta} * {c}'}", [node, node.args[0]])
+        elif node.target in CASTS or node.target in VIEWS:
+            self.names[node] = self.names[node.args[0]]
+        else:
+            texts = [self._argument(x) if isinstance(x, Node) else "" if x is None else _literal(x) for x in node.args]
+            options = {name: x if isinstance(x, str) else _literal(x) for name, x in node.kwargs.items()}
+            self._step(node, LINES[node.target](*texts, **options), node.all_input_nodes)
+
+    def _argument(self, node: Any) -> str:
+        if node in self.names:
+            return self.names[node]
+        text = constant(node)
+        if text is not None:
+            return text
+        if node not in self.operands:
+            self.operands.append(node)
+            self.lies[f"p{len(self.operands) - 1}"] = self.region.operands[node]
+        name = f"p{self.operands.index(node)}"
+        index = _INDEX.get(self.lies[name], "[m, n]")
+        return f"{self.wide}({name}{index})"
+
+    def _step(self, node: Node, text: str, inputs: Sequence[Any]) -> None:
+        reads = frozenset(self.names[x] for x in inputs if x in self.names)
+        operands = tuple(dict.fromkeys(f"p{self.operands.index(x)}" for x in inputs if x in self.operands))
+        name = f"y{len(self.steps)}"
+        self.steps.append(_Step(name, text, reads, operands))
+        self.names[node] = name
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> Iterator[list[_Step]]:
+        """The steps, cut where a single value goes on."""
+        part: list[_Step] = []
+        for n, step in enumerate(self.steps):
+            part.append(step)
+            later = frozenset().union(*(x.reads for x in self.steps[n + 1:]))
+            if later <= {x.name for x in self.steps[n:]}:
+                yield part
+                part = []
+
+    def _groups(self) -> list[list[_Step]]:
+        """Parts put together, so that a group reads one array of D's shape if it can, and a sum is a group of its own."""
+        groups: list[list[_Step]] = []
+        for part in self._parts():
+            join = bool(groups) and not (self._is_sum(part) or self._is_sum(groups[-1]))
+            if join and self._matrices(groups[-1]) and self._matrices(part):
+                join = False
+            if join or (groups and len(self.products) > 1 and len(groups) == 1 and not self._matrices(part)):
+                groups[-1] = groups[-1] + part
+            else:
+                groups.append(part)
+        return groups
+
+    def _matrices(self, steps: list[_Step]) -> list[str]:
+        return list(dict.fromkeys(p for step in steps for p in step.operands if self.lies[p] == "matrix"))
+
+    def _is_sum(self, steps: list[_Step]) -> bool:
+        """Whether steps are one value plus an operand: a stage that gemmkit has."""
+        if len(steps) != 1 or len(steps[0].operands) != 1 or self.lies[steps[0].operands[0]] == "number":
+            return False
+        step = steps[0]
+        (before,), read = step.reads or ("",), self._read(step.operands[0])
+        return step.text in (f"{before} + {read}", f"{read} + {before}")
+
+    def _read(self, name: str) -> str:
+        return f"{self.wide}({name}{_INDEX.get(self.lies[name], '[m, n]')})"
+
+    def _written(self) -> str:
+        if not self.steps:
+            return ""
+        lines, stages, before = [], [], self.products
+        for n, steps in enumerate(self._groups()):
+            is_fold = n == 0 and len(self.products) > 1
+            if self._is_sum(steps) and not is_fold:
+                operand = steps[0].operands[0]
+                along = ', along="M"' if self.lies[operand] == "rows" else ""
+                stages.append(f"Residual({operand})" if self.lies[operand] == "matrix" else f"Bias({operand}{along})")
+            else:
+                matrices = [] if is_fold else self._matrices(steps)[:1]
+                lines += self._function(f"f{n}", before, matrices, steps)
+                stages.append(f"Fold(f{n})" if is_fold else f"Binary({matrices[0]}, f=f{n})" if matrices
+                              else f"Elementwise(f{n})")
+            before = [steps[-1].name]
+        arguments = ", ".join(f"p{n}" for n in range(len(self.operands)))
+        return "\n".join([f"def epilogue({arguments}):", *lines, f"    return {' | '.join(stages)}"])
+
+    def _function(self, name: str, before: list[str], matrices: list[str], steps: list[_Step]) -> list[str]:
+        body = [(step.name, step.text) for step in steps]
+        values = list(before)
+        for n, matrix in enumerate(matrices):
+            body = [(left, text.replace(self._read(matrix), f"{self.wide}(z{n})")) for left, text in body]
+            values.append(f"z{n}")
+        places = ["m", "n"] if any(f"[{at}]" in text for _, text in body for at in ("m", "n", "m, n")) else []
+        head = f"    def {name}({', '.join(values + places)}):"
+        *most, last = body
+        return [head, *(f"        {left} = {text}" for left, text in most), f"        return {last[1]}"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The pass: which products are taken, and the graph with gemmkit's calls in it.
+
+class Entry(NamedTuple):
+    """What became of a product: its operation and sizes, the epilogue's text if it was taken, and why it was not."""
+
+    product: str
+    epilogue: str
+    why: str
+
+
+class Options(NamedTuple):
+    """``take``: "faster" takes what is expected to be no slower than PyTorch's, "all" whatever can be taken."""
+
+    take: str = "faster"
+    attention: bool = True
+
+
+class Lowering(CustomGraphPass):
+    """Inductor's pass over a graph of aten's operations. ``entries`` says what it did."""
+
+    def __init__(self, options: Options, then: Any = None, entries: list[Entry] | None = None):
+        self.options, self.then, self.entries = options, then, [] if entries is None else entries
+
+    def __call__(self, graph: Graph) -> None:
+        if self.then is not None:
+            self.then(graph)
+        begun = len(self.entries)
+        products = [node for node in graph.nodes if node.target in PRODUCTS]
+        gone: set[Node] = set()
+        for node in products:
+            if node not in gone:
+                gone.update(self._one(graph, node, [x for x in products if x is not node and x not in gone
+                                                    and _is_same(_a(x), _a(node))]))
+        for entry in self.entries[begun:]:
+            log.info("%s: %s", entry.product, entry.why or f"fused\n{entry.epilogue}")
+
+    def uuid(self) -> Any:
+        """What PyTorch's caches of graphs know the pass by: this code, what it may compute with, and the pass after it."""
+        then = None if self.then is None else self.then.uuid() if isinstance(self.then, CustomGraphPass) else self
+        if then is self:
+            return None
+        return get_hash_for_files((__file__,), repr((self.options, then, current_mode() is not None)))
+
+    def _one(self, graph: Graph, node: Node, others: list[Node]) -> list[Node]:
+        """Take a product, with others of the same A where something is computed of both; the products that were taken."""
+        about = _about(node)
+        try:
+            _check(node, self.options)
+            finder = Finder(graph)
+            for other in others:
+                if _is_like(node, other):
+                    region = finder.region([node, other])
+                    if region is not None:
+                        break
+            else:
+                region = finder.region([node])
+            if region is None:
+                raise NotTaken("nothing of it can be computed element by element")
+            text = Text(region)
+            _check_speed(region, text, self.options)
+        except NotTaken as why:
+            self.entries.append(Entry(about, "", str(why)))
+            return []
+        self._replace(graph, region, text)
+        self.entries.append(Entry(about, text.whole, ""))
+        return region.roots
+
+    def _replace(self, graph: Graph, region: Region, text: Text) -> None:
+        output, (root, *_) = region.output, region.roots
+        first = PRODUCTS[root.target][0]
+        with graph.inserting_before(output):
+            operands = [self._laid(graph, x, region.operands[x], _value(root)) for x in text.operands]
+            call = _node(graph, FUSED, (root.args[first], [x.args[first + 1] for x in region.roots], operands),
+                         {"epilogue": text.whole, "dtype": _value(output).dtype})
+            if not _same(_value(call).shape, _value(output).shape):
+                view = next(x for x in region.nodes if x.target in VIEWS and _same(_value(x).shape, _value(output).shape))
+                call = _node(graph, aten.reshape.default, (call, _sizes(graph, view)))
+        output.replace_all_uses_with(call)
+        for node in reversed(region.nodes):
+            graph.erase_node(node)
+
+    @staticmethod
+    def _laid(graph: Graph, node: Node, lies: str, root: torch.Tensor) -> Node:
+        """An operand as the epilogue reads it: a vector, or a matrix of D's shape."""
+        value = _value(node)
+        if lies == "matrix":
+            return node if value.dim() == root.dim() else _node(graph, aten.reshape.default, (node, [-1, root.shape[-1]]))
+        return node if value.dim() == 1 else _node(graph, aten.reshape.default, (node, [-1]))
+
+
+def _sizes(graph: Graph, view: Node) -> Any:
+    """The shape that a view has in the graph, whose symbols are nodes."""
+    if view.target in (aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims):
+        shape = list(_value(view).shape)
+        unknown = [n for n, size in enumerate(shape) if not isinstance(size, int)]
+        return [-1 if n in unknown else size for n, size in enumerate(shape)]
+    return view.args[1]
+
+
+def _node(graph: Graph, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
+    """A call in the graph, with the value that it has for compilers."""
+    node = graph.call_function(target, args, options or {})
+    given = torch.fx.node.map_arg((args, options or {}), _value)
+    fake = next(x.fake_mode for x in torch.utils._pytree.tree_leaves(given) if hasattr(x, "fake_mode"))
+    with fake:
+        node.meta["val"] = target(*given[0], **given[1])
+    return node
+
+
+def _a(product: Node) -> Any:
+    return product.args[PRODUCTS[product.target][0]]
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    """Whether nodes are one tensor, as it is or seen through the same views."""
+    return x is y or (isinstance(x, Node) and isinstance(y, Node) and x.target is y.target and x.target in VIEWS
+                      and x.args[1:] == y.args[1:] and _is_same(x.args[0], y.args[0]))
+
+
+def _about(node: Node) -> str:
+    a, b = (_value(node.args[PRODUCTS[node.target][0] + n]) for n in range(2))
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return str(node.target)
+    sizes = " x ".join(map(str, (*a.shape[:-1], b.shape[-1], a.shape[-1])))
+    return f"{node.target.overloadpacket.__name__} {sizes} {str(a.dtype).removeprefix('torch.')}"
+
+
+def _is_like(node: Node, other: Node) -> bool:
+    """Whether products may be one, of a B with columns of both."""
+    if node.target is not other.target or node.target is not aten.mm.default:
+        return False
+    b, c = _value(node.args[1]), _value(other.args[1])
+    return b.dtype == c.dtype and _same(b.shape, c.shape)
+
+
+def _check(node: Node, options: Options) -> None:
+    """Raise NotTaken for a product that gemmkit does not compute as PyTorch does."""
+    first = PRODUCTS[node.target][0]
+    a, b, d = _value(node.args[first]), _value(node.args[first + 1]), _value(node)
+    if not all(isinstance(x, torch.Tensor) for x in (a, b, d)):
+        raise NotTaken("its operands have no known shapes")
+    dtypes = (*NARROW, torch.float32, torch.float64) if options.take == "all" else NARROW
+    if a.dtype not in dtypes or not a.dtype == b.dtype == d.dtype:
+        raise NotTaken(f"operands of {a.dtype}")
+    if not is_here(a):
+        raise NotTaken(f"tensors on {a.device}")
+    if a.dtype == torch.float32 and a.is_cuda and torch.get_float32_matmul_precision() != "highest":
+        raise NotTaken("TF32 is allowed")
+    if not all(is_known(x > 0) for x in (*a.shape, b.shape[-1])) or not all(isinstance(x, int) for x in b.shape):
+        raise NotTaken("sizes that are not known")
+    if any(is_known(x == 0) for value in (a, b) for x in value.shape):
+        raise NotTaken("it is empty")
+
+
+def _check_speed(region: Region, text: Text, options: Options) -> None:
+    """Raise NotTaken for what PyTorch computes faster, as far as is known."""
+    if options.take == "all":
+        return
+    if not text.whole:
+        raise NotTaken("nothing is fused, and cuBLAS is as fast")
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention, which is replaced before PyTorch takes it apart: gradients are an operator of gemmkit's, too.
+
+_ATTENTION = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
+
+
+def _replace_attention(module: GraphModule, entries: list[Entry]) -> None:
+    """Put ``gemmkit::attention`` where a graph of Dynamo's has attention that gemmkit takes."""
+    graph = module.graph
+    cast = {x.args[1] for x in graph.nodes if "_enter_autocast" in str(x.target) and len(x.args) > 1}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _ATTENTION:
+            continue
+        said = _said(*node.args, **node.kwargs)
+        why = _why_not(said, cast)
+        entries.append(Entry("attention" + "".join(f" {tuple(_example(x).shape)}" for x in said[:3]), "" if why else "attention",
+                             why))
+        if why:
+            continue
+        with graph.inserting_before(node):
+            turned = [_call_of(graph, "transpose", (x, 1, 2)) for x in said[:3]]
+            kind = {"kind": KINDS[bool(said.is_causal)], "scale": said.scale, "layout": "bnhd"}
+            both = _call_of(graph, torch.ops.gemmkit.attention.default, (*turned, None, None, None), kind)
+            found = _call_of(graph, "transpose", (_call_of(graph, operator.getitem, (both, 0)), 1, 2))
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)
+    module.recompile()
+
+
+class _Said(NamedTuple):
+    query: Node
+    key: Node
+    value: Node
+    attn_mask: Any = None
+    dropout_p: Any = 0.0
+    is_causal: Any = False
+    scale: Any = None
+    enable_gqa: Any = False
+
+
+def _said(*args: Any, **options: Any) -> _Said:
+    return _Said(*args, **options)
+
+
+def _example(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, Node) else None
+
+
+def _why_not(said: _Said, cast: set[Any]) -> str:
+    """Why attention stays PyTorch's; "" if it does not."""
+    q, k, v = map(_example, said[:3])
+    if not all(isinstance(x, torch.Tensor) and not isinstance(x, torch.nn.Parameter) for x in (q, k, v)):
+        return "its operands have no known shapes"
+    if said.attn_mask is not None or said.dropout_p != 0:
+        return "it has a mask tensor or dropout"
+    if q.dtype not in NARROW or not q.dtype == k.dtype == v.dtype or cast - {q.dtype}:
+        return f"operands of {q.dtype}"
+    if not is_here(q):
+        return f"tensors on {q.device}"
+    if not isinstance(said.is_causal, bool) or not (said.scale is None or isinstance(said.scale, float)):
+        return "is_causal or scale is not a constant"
+    if not attends(q, k, v, said.is_causal, bool(said.enable_gqa), is_known):
+        return "gemmkit does not take its shapes"
+    return ""
+
+
+def _call_of(graph: Graph, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
+    """A call in a graph of Dynamo's, with the value that it has for compilers."""
+    if isinstance(target, str):
+        node, function = graph.call_method(target, args, options or {}), getattr(torch.Tensor, target)
+    else:
+        node, function = graph.call_function(target, args, options or {}), target
+    values = torch.fx.node.map_arg(args, _example)
+    fake = next((x.fake_mode for x in torch.utils._pytree.tree_leaves(values) if hasattr(x, "fake_mode")), None)
+    with fake if fake is not None else contextlib.nullcontext():
+        node.meta["example_value"] = function(*values, **(options or {}))
+    return node
+
+
+# --------------------------------------------------------------------------------------------------
+# The backend.
+
+def backend(graph: GraphModule, inputs: Sequence[Any], *, mode: str | None = None,
+            options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """What ``torch.compile(backend="gemmkit")`` calls.
+
+    Args:
+        graph, inputs: as PyTorch gives them.
+        mode: as ``torch.compile`` has it for Inductor: "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
+        options: ``"gemmkit.take"`` and ``"gemmkit.attention"`` (`Options`); all others are Inductor's.
+
+    Raises ValueError for an option that is none of gemmkit's.
+    """
+    return _compiled(graph, inputs, mode, options, [])
+
+
+def _compiled(graph: GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None,
+              entries: list[Entry]) -> Callable[..., Any]:
+    """`backend`, which tells ``entries`` what becomes of products."""
+    from torch._inductor import config, list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    given = dict(options or {})
+    own = {name: given.pop(f"gemmkit.{name}") for name in Options._fields if f"gemmkit.{name}" in given}
+    said = Options(**own)
+    unknown = [name for name in given if name.startswith("gemmkit.")]
+    if unknown or said.take not in ("all", "faster") or not isinstance(said.attention, bool):
+        raise ValueError(f"options={options!r}: gemmkit.take is 'faster' or 'all', and gemmkit.attention True or False")
+    patches = {**(list_mode_options(mode) if mode else {}), **given}
+    if said.attention:
+        _replace_attention(graph, entries)
+    lowering = Lowering(said, patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass), entries)
+    patches["post_grad_custom_pre_pass"] = lowering
+    found: Callable[..., Any] = compile_fx(graph, inputs, config_patches=patches)
+    return found
+
+
+class Explanation(NamedTuple):
+    """What the backend makes of a function: an `Entry` for each product, in the order of the graphs, and how many graphs
+    Dynamo made of it (1 of a function without a graph break)."""
+
+    entries: list[Entry]
+    graphs: int
+
+    @property
+    def fused(self) -> list[Entry]:
+        return [x for x in self.entries if not x.why]
+
+    @property
+    def left(self) -> list[Entry]:
+        return [x for x in self.entries if x.why]
+
+    def __str__(self) -> str:
+        taken = [f"{x.product}\n{x.epilogue or 'without an epilogue'}" for x in self.fused]
+        left = [f"{x.product}: left to PyTorch, {x.why}" for x in self.left]
+        graphs = f"{self.graphs} graph{'s' * (self.graphs != 1)}"
+        return "\n\n".join([graphs, *taken, *(["\n".join(left)] if left else [])])
+
+
+def explain(function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Explanation:
+    """Compile and call a function or a module as ``torch.compile(backend="gemmkit")`` does, and say what became of its
+    products, of the gradient's as well if a result requires one.
+
+    Args:
+        function: as ``torch.compile`` takes it; it is called once with ``args`` and ``keywords``.
+        options: as ``torch.compile`` takes them.
+
+    Returns: an `Explanation`. ``print`` shows each epilogue's code.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> f = lambda x, w, y: torch.relu(x @ w) + y
+    >>> x, y = torch.ones(4, 4).half(), torch.ones(4, 4).half()
+    >>> with gk.emulate(), torch.no_grad():
+    ...     print(gk.torch.explain(f, x, x, y))
+    1 graph
+    <BLANKLINE>
+    mm 4 x 4 x 4 float16
+    def epilogue(p0):
+        def f0(x):
+            return relu(x)
+        return Elementwise(f0) | Residual(p0)
+    """
+    entries: list[Entry] = []
+    count = 0
+
+    def seen(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal count
+        count += 1
+        return _compiled(graph, inputs, None, {"force_disable_caches": True, **(options or {})}, entries)
+
+    found = torch.compile(getattr(function, "_orig_mod", function), backend=seen)(*args, **keywords)
+    results = [x for x in torch.utils._pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if results:
+        torch.autograd.grad(results, _leaves(results), [torch.zeros_like(x) for x in results], allow_unused=True)
+    return Explanation(entries, count)
+
+
+def _leaves(results: Sequence[torch.Tensor]) -> list[Any]:
+    """The tensors whose gradients a backward pass would add to."""
+    todo, seen, found = [x.grad_fn for x in results], set(), []
+    while todo:
+        function = todo.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if hasattr(function, "variable"):
+            found.append(function.variable)
+        todo += [x for x, _ in function.next_functions]
+    return found
+
+
+if "gemmkit" not in torch._dynamo.list_backends(exclude_tags=()):
+    torch._dynamo.register_backend(compiler_fn=backend, name="gemmkit")
