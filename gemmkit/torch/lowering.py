@@ -33,8 +33,8 @@ from torch.nn import functional as F
 from gemmkit import epilogues
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import activations, elementwise
-from gemmkit.functions.matmul import Door
-from gemmkit.layouts import InterleavedColumns
+from gemmkit.functions.matmul import Door, matmul
+from gemmkit.layouts import Discard, Gather, InterleavedColumns
 from gemmkit.torch.attention import KINDS
 from gemmkit.torch.modules import NARROW, attends, is_here
 from gemmkit.torch.product import check_together, define
@@ -105,6 +105,9 @@ LINES: dict[Any, Line] = {
 CASTS = frozenset((prims.convert_element_type.default, aten._to_copy.default))
 VIEWS = frozenset((aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
                    aten.squeeze.dim, aten.squeeze.dims))
+#: Reductions of rows, and their names among gemmkit's; a mean is a sum.
+REDUCTIONS = {aten.sum.dim_IntList: "sum", aten.mean.dim: "sum", aten.amax.default: "max", aten.amin.default: "min"}
+SQUARES = frozenset((aten.pow.Tensor_Scalar, aten.square.default, aten.mul.Tensor))
 PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2)}
 
 
@@ -131,7 +134,7 @@ def _literal(value: Any) -> str:
 NAMES: dict[str, Any] = {
     "math": math, "float32": np.float32, "float64": np.float64, "maximum": maximum, "minimum": minimum, "abs": abs,
     **{name: getattr(activations, name) for name in ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")},
-    **{name: getattr(epilogues, name) for name in ("Bias", "Elementwise", "Fold", "Residual")}, "Binary": elementwise.Binary}
+    **{name: getattr(epilogues, name) for name in ("Bias", "Elementwise", "Fold", "Residual", "RowReduce")}, "Binary": elementwise.Binary}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -146,30 +149,59 @@ def made(text: str) -> Callable[..., Any]:
 # --------------------------------------------------------------------------------------------------
 # The operator.
 
-_SCHEMA = "(Tensor a, Tensor[] b, Tensor[] operands, *, str epilogue, ScalarType dtype) -> Tensor"
+_SCHEMA = "(Tensor a, Tensor? index, Tensor[] b, Tensor[] operands, *, str epilogue, ScalarType dtype"
+Tensors = Sequence[torch.Tensor]
 
 
-def _allocate(a: torch.Tensor, b: Sequence[torch.Tensor], operands: Sequence[torch.Tensor], *, epilogue: str,
+def _allocate(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
               dtype: torch.dtype) -> Any:
-    check_together(a, b=b[0])
-    return a.new_empty((*a.shape[:-1], b[0].shape[-1]), dtype=dtype)
+    check_together(a, index=index, b=b[0])
+    rows = a.shape[:-1] if index is None else index.shape
+    return a.new_empty((*rows, b[0].shape[-1]), dtype=dtype)
 
 
-def _compute(a: torch.Tensor, b: Sequence[torch.Tensor], operands: Sequence[torch.Tensor], *, epilogue: str,
+def _compute(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
              dtype: torch.dtype) -> Any:
+    """D = epilogue(A B), where A is ``a`` or its rows ``index``, and B one matrix or the interleaved columns of several."""
+    out = None if dtype == a.dtype and index is None else _allocate(a, index, b, operands, epilogue=epilogue, dtype=dtype)
+    return _called(a, index, b, operands, epilogue, dtype, out, out)
+
+
+def _allocate_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+                      dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
+    d = _allocate(a, index, b, operands, epilogue=epilogue, dtype=dtype)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    return d if stores else a.new_empty(0, dtype=dtype), a.new_empty(d.shape[:-1], dtype=wide)
+
+
+def _compute_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+                     dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
+    """The same, and what the epilogue reduces the rows of D to; D is empty unless the call ``stores`` it."""
+    out, rows = _allocate_reduced(a, index, b, operands, epilogue=epilogue, dtype=dtype, stores=stores)
+    _called(a, index, b, (*operands, rows), epilogue, dtype, out if stores else None, out if stores else Discard())
+    return out, rows
+
+
+def _called(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, epilogue: str, dtype: torch.dtype,
+            known: torch.Tensor | None, out: Any) -> Any:
     a, *rest = (x.detach() if x.requires_grad else x for x in (a, *b, *operands))
     b, operands = rest[:len(b)], rest[len(b):]
 
     def described() -> tuple[Any, Any, dict[str, Any]]:
-        return (a, b[0] if len(b) == 1 else InterleavedColumns(*b),
+        return (a if index is None else Gather(a, index), b[0] if len(b) == 1 else InterleavedColumns(*b),
                 {"epilogue": made(epilogue)(*operands)} if epilogue else {})
 
-    out = None if dtype == a.dtype else _allocate(a, b, operands, epilogue=epilogue, dtype=dtype)
-    return _calls((epilogue, dtype, len(b)), (a, *b, *operands), out, None, described)
+    if out is not known:                               # calls are known by the addresses of their results
+        x, y, keywords = described()
+        return matmul(x, y, out=out, **keywords)
+    return _calls((epilogue, dtype, len(b), index is None), (a, *b, *operands, *(() if index is None else (index,))), out,
+                  None, described)
 
 
 _calls = Door()
-FUSED = define("gemmkit::fused", _SCHEMA, _compute, _allocate)
+FUSED = define("gemmkit::fused", f"{_SCHEMA}) -> Tensor", _compute, _allocate)
+REDUCED = define("gemmkit::fused_and_reduced", f"{_SCHEMA}, bool stores) -> (Tensor, Tensor)", _compute_reduced,
+                 _allocate_reduced)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,18 +227,17 @@ class Operand(NamedTuple):
 
 
 class Region:
-    """Products of one A, and operations on their results, the last of which alone is used elsewhere."""
+    """Products of one A, and operations on their results, the last of which alone is used elsewhere; or, instead of it or
+    beside it, what its rows are reduced to by ``reduction``, one of gemmkit's by name."""
 
-    def __init__(self, roots: list[Node], nodes: list[Node], operands: dict[Node, str]):
+    def __init__(self, roots: list[Node], nodes: list[Node], operands: dict[Node, str], reduced: Node | None = None,
+                 reduction: str = "", stores: bool = True):
         self.roots, self.nodes, self.operands = roots, nodes, operands      # in the graph's order
+        self.reduced, self.reduction, self.stores = reduced, reduction, stores
 
     @property
     def output(self) -> Node:
         return self.nodes[-1]
-
-    @property
-    def operations(self) -> list[Node]:
-        return [x for x in self.nodes if x.target in LINES or x.target in (aten.addmm.default, aten.baddbmm.default)]
 
 
 class Finder:
@@ -219,14 +250,60 @@ class Finder:
     def region(self, roots: list[Node]) -> Region | None:
         """The largest region of these products; None where no result comes of all of them."""
         inside, operands = self._reachable(roots)
-        for output in sorted(inside, key=self.order.__getitem__, reverse=True):
+        last_first = sorted(inside, key=self.order.__getitem__, reverse=True)
+
+        def made(nodes: set[Node], *more: Any) -> Region:
+            ordered = sorted(nodes, key=self.order.__getitem__)
+            return Region(roots, ordered, {x: operands[x] for node in ordered for x in node.all_input_nodes
+                                           if x in operands and x not in nodes}, *more)
+
+        for output in last_first:                          # nothing but a reduction of rows
+            user = next(iter(output.users), None)
+            if len(output.users) == 1 and self._reduction(user):
+                nodes = self._before(output, inside)
+                if self._is_closed(nodes, output, roots):
+                    return made(nodes, user, self._reduction(user), False)
+        for output in last_first:
             nodes = self._before(output, inside)
-            if all(root in nodes for root in roots) and self._is_result(output, roots) and all(
-                    user in nodes for node in nodes if node is not output for user in node.users):
-                ordered = sorted(nodes, key=self.order.__getitem__)
-                return Region(roots, ordered, {x: operands[x] for node in ordered for x in node.all_input_nodes
-                                               if x in operands and x not in nodes})
+            if self._is_result(output, roots) and self._is_closed(nodes, output, roots):
+                return made(nodes, *self._beside(output))
         return None
+
+    @staticmethod
+    def _is_closed(nodes: set[Node], output: Node, roots: list[Node]) -> bool:
+        """Whether nothing but the output is used by others."""
+        return all(root in nodes for root in roots) and all(
+            user in nodes for node in nodes if node is not output for user in node.users)
+
+    @staticmethod
+    def _reduction(node: Any) -> str:
+        """gemmkit's reduction that a node is, of the last axis; "" if it is none."""
+        if not isinstance(node, Node) or node.target not in REDUCTIONS or _value(node.args[0]).dim() < 2:
+            return ""
+        axes, value = node.args[1] if len(node.args) > 1 else None, _value(node)
+        ndim = _value(node.args[0]).dim()
+        is_last = isinstance(axes, (list, tuple)) and [axis % ndim for axis in axes] == [ndim - 1]
+        is_one_symbol = sum(not isinstance(size, int) for size in value.shape) < 2
+        return REDUCTIONS[node.target] if is_last and is_one_symbol and value.dtype.is_floating_point else ""
+
+    def _beside(self, output: Node) -> tuple[Node, str, bool] | tuple[()]:
+        """A reduction of the output's rows, or of their squares, which is computed beside the output."""
+        todo, wide = list(output.users), [output]
+        while todo:
+            node = todo.pop()
+            if node.target in CASTS and _value(node).dtype.is_floating_point:
+                wide.append(node)
+                todo += node.users
+        for node in wide:
+            for user in node.users:
+                if self._reduction(user):
+                    return user, self._reduction(user), True
+                square = user.target in SQUARES and all(x in (node, 2, 2.0) for x in user.args) and (
+                    user.target is not aten.mul.Tensor or user.args[0] is user.args[1])
+                for after in user.users if square else ():
+                    if self._reduction(after) == "sum":
+                        return after, "sumsq", True
+        return ()
 
     def _reachable(self, roots: list[Node]) -> tuple[set[Node], dict[Node, str]]:
         """All operations that take results of the products and operands that do not depend on them, and these operands."""
@@ -456,7 +533,7 @@ class Text:
         return f"{self.wide}({name}{_INDEX.get(self.lies[name], '[m, n]')})"
 
     def _written(self) -> str:
-        if not self.steps:
+        if not self.steps and self.region.reduced is None:
             return ""
         lines, stages, before = [], [], self.products
         for n, steps in enumerate(self._groups()):
@@ -471,8 +548,10 @@ class Text:
                 stages.append(f"Fold(f{n})" if is_fold else f"Binary({matrices[0]}, f=f{n})" if matrices
                               else f"Elementwise(f{n})")
             before = [steps[-1].name]
-        arguments = ", ".join(f"p{n}" for n in range(len(self.operands)))
-        return "\n".join([f"def epilogue({arguments}):", *lines, f"    return {' | '.join(stages)}"])
+        if self.region.reduced is not None:
+            stages.append(f'RowReduce(rows, "{self.region.reduction}")')
+        arguments = [f"p{n}" for n in range(len(self.operands))] + ["rows"] * (self.region.reduced is not None)
+        return "\n".join([f"def epilogue({', '.join(arguments)}):", *lines, f"    return {' | '.join(stages)}"])
 
     def _function(self, name: str, before: list[str], matrices: list[str], steps: list[_Step]) -> list[str]:
         body = [(step.name, step.text) for step in steps]
@@ -555,16 +634,33 @@ class Lowering(CustomGraphPass):
         return region.roots
 
     def _replace(self, graph: Graph, region: Region, text: Text) -> None:
-        output, (root, *_) = region.output, region.roots
+        output, reduced, (root, *_) = region.output, region.reduced, region.roots
         first = PRODUCTS[root.target][0]
         with graph.inserting_before(output):
             operands = [self._laid(graph, x, region.operands[x], _value(root)) for x in text.operands]
-            call = _node(graph, FUSED, (root.args[first], [x.args[first + 1] for x in region.roots], operands),
-                         {"epilogue": text.whole, "dtype": _value(output).dtype})
-            if not _same(_value(call).shape, _value(output).shape):
+            gathered = _gathered(root.args[first], self.options)
+            a = (root.args[first], None) if gathered is None else _index(graph, *gathered)
+            given = *a, [x.args[first + 1] for x in region.roots], operands
+            how: dict[str, Any] = {"epilogue": text.whole, "dtype": _value(output).dtype}
+            if reduced is None:
+                call = _node(graph, FUSED, given, how)
+            else:
+                both = _node(graph, REDUCED, given, {**how, "stores": region.stores})
+                call, rows = (_node(graph, operator.getitem, (both, n)) for n in range(2))
+                if reduced.target is aten.mean.dim:
+                    rows = _node(graph, aten.div.Tensor, (rows, _value(root).shape[-1]))
+                rows = _node(graph, aten.reshape.default, (rows, [x if isinstance(x, int) else -1
+                                                                  for x in _value(reduced).shape]))
+                if _value(rows).dtype != _value(reduced).dtype:
+                    rows = _node(graph, prims.convert_element_type.default, (rows, _value(reduced).dtype))
+            if region.stores and not _same(_value(call).shape, _value(output).shape):
                 view = next(x for x in region.nodes if x.target in VIEWS and _same(_value(x).shape, _value(output).shape))
                 call = _node(graph, aten.reshape.default, (call, _sizes(graph, view)))
-        output.replace_all_uses_with(call)
+        if reduced is not None:
+            reduced.replace_all_uses_with(rows)
+            graph.erase_node(reduced)
+        if region.stores:
+            output.replace_all_uses_with(call)
         for node in reversed(region.nodes):
             graph.erase_node(node)
 
@@ -577,6 +673,35 @@ class Lowering(CustomGraphPass):
         return node if value.dim() == 1 else _node(graph, aten.reshape.default, (node, [-1]))
 
 
+def _gathered(a: Node, options: Options) -> tuple[Node, Node, Node] | None:
+    """The node that gathers rows of a matrix, for this product alone, the matrix and the index; None for another A."""
+    while isinstance(a, Node) and a.target in VIEWS and len(a.users) == 1:
+        a = a.args[0]
+    if not isinstance(a, Node) or len(a.users) != 1 or _value(a) is None:
+        return None
+    if a.target is aten.embedding.default:
+        table, index = a.args[:2]
+    elif a.target is aten.index.Tensor and len(a.args[1]) == 1:
+        table, (index,) = a.args
+    else:
+        return None
+    fits = _value(table).dim() == 2 and _value(index).dtype in (torch.int32, torch.int64) and isinstance(
+        _value(table).shape[0], int) and _value(table).shape[0] < 2**31
+    return (a, table, index) if fits else None
+
+
+def _index(graph: Graph, gather: Node, table: Node, index: Node) -> tuple[Node, Node]:
+    """A matrix, and the index of its rows as int32. PyTorch makes it, of whole numbers in their order: its checks stay."""
+    value = _value(table)
+    places = _node(graph, prims.iota.default, (value.shape[0],), dict(start=0, step=1, dtype=torch.int32, device=value.device,
+                                                                      requires_grad=False), value)
+    if gather.target is aten.embedding.default:
+        found = _node(graph, aten.embedding.default, (_node(graph, aten.reshape.default, (places, [-1, 1])), index))
+    else:
+        found = _node(graph, aten.index.Tensor, (places, [index]))
+    return table, _node(graph, aten.reshape.default, (found, [-1]))
+
+
 def _sizes(graph: Graph, view: Node) -> Any:
     """The shape that a view has in the graph, whose symbols are nodes."""
     if view.target in (aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims):
@@ -586,11 +711,11 @@ def _sizes(graph: Graph, view: Node) -> Any:
     return view.args[1]
 
 
-def _node(graph: Graph, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
+def _node(graph: Graph, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None, like: Any = None) -> Any:
     """A call in the graph, with the value that it has for compilers."""
     node = graph.call_function(target, args, options or {})
     given = torch.fx.node.map_arg((args, options or {}), _value)
-    fake = next(x.fake_mode for x in torch.utils._pytree.tree_leaves(given) if hasattr(x, "fake_mode"))
+    fake = next(x.fake_mode for x in torch.utils._pytree.tree_leaves((given, like)) if hasattr(x, "fake_mode"))
     with fake:
         node.meta["val"] = target(*given[0], **given[1])
     return node
