@@ -2,16 +2,16 @@
 
 | work | what is timed |
 |---|---|
-| layer | a decoder layer as Llama's (RMS norms, rotary positions, 32 heads over 8, SiLU), 4096 / 14336, of bfloat16 |
-| mlp | x + W2 gelu(W1 x + b1) + b2, 4096 / 16384, of bfloat16 |
-| gather | relu(table[index] W + b), as DLRM has it: rows of 128 of a table of 1000000, of bfloat16 |
+| layer | a decoder layer as Llama's (RMS norms, rotary positions, 32 heads over 8, SiLU), 4096 / 14336 |
+| mlp | x + W2 gelu(W1 x + b1) + b2, 4096 / 16384 |
+| gather | relu(table[index] W + b), as DLRM has it: rows of 128 of a table of 1000000 |
 | after | one product and what follows it: the rows behind the rule that says which products are taken (`RULE`) |
 
-"train" is a forward and a backward pass. A row is gemmkit's backend over the faster of Inductor's modes "default" and
-"max-autotune-no-cudagraphs" (of "after": over "default"). All run in CUDA graphs and take turns in one run. Results, and
-gradients of "train", are first compared with eager PyTorch's in float32.
+Numbers are bfloat16. "train" is a forward and a backward pass. A row is gemmkit's backend over the faster of Inductor's
+modes "default" and "max-autotune-no-cudagraphs" (of "after": over "default"). All run in CUDA graphs and take turns in one
+run. Results, and gradients of "train", are first compared with eager PyTorch's in float32.
 
-First calls compile. ``--jobs 12`` has processes compile all works side by side, into caches on the disk, before they are timed.
+First calls compile. ``--jobs 12`` has processes compile all works side by side first, into caches on the disk.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-class Layer(torch.nn.Module):                                                  # type: ignore[misc]
+class Layer(torch.nn.Module):
     """A layer of Llama's."""
 
     def __init__(self, sizes: Sizes):
@@ -78,7 +78,7 @@ class Layer(torch.nn.Module):                                                  #
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-class MLP(torch.nn.Module):                                                    # type: ignore[misc]
+class MLP(torch.nn.Module):
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.up, self.down = torch.nn.Linear(width, inner), torch.nn.Linear(inner, width)
@@ -224,7 +224,7 @@ def measured(work: Work, options: Any) -> dict[str, Any]:
     row = dict(work=work.name, dtype="bfloat16", m=m, n=n, k=k, layout="nt", ours_us=round(us["gemmkit"], 2), peer=peer,
                peer_us=round(us[peer], 2), ratio=round(us[peer] / us["gemmkit"], 4), error=worst, graph=True,
                group=work.name.split()[0].strip(","), us={name: round(t, 2) for name, t in us.items()})
-    print(f"{work.name:36} {row['ours_us']:10.1f} us, {peer} {row['peer_us']:10.1f} us, ratio {row['ratio']:.3f}", flush=True)
+    print(f"{work.name:36} {us['gemmkit']:10.1f} us, {peer} {us[peer]:10.1f} us, ratio {row['ratio']:.3f}", flush=True)
     return row
 
 
@@ -236,7 +236,8 @@ def compile_all(names: Sequence[str], arguments: Sequence[str], jobs: int, limit
         own = [name for name in names[n::jobs]]
         if own:
             pattern = "|".join(f"^{re.escape(name)}$" for name in own)
-            running.append(subprocess.Popen([sys.executable, "-m", "bench.compiled", *arguments, "--compile", "--only", pattern]))
+            command = sys.executable, "-m", "bench.compiled", *arguments, "--compile", "--only", pattern
+            running.append(subprocess.Popen(command))
     for process in running:
         try:
             process.wait(max(0.1, begun + limit - time.monotonic()))
@@ -260,8 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = {name: make for name, make in works(options.device, options.tiny).items() if re.search(options.only, name)}
     if options.jobs:
         passed = ["--device", options.device, *["--tiny"] * options.tiny, *["--no-autotune"] * (not options.autotune),
-                  "--limit", str(options.limit / 2)]
-        compile_all(list(chosen), passed, options.jobs, options.limit / 2)
+                  "--limit", str(options.limit * 0.6)]
+        compile_all(list(chosen), passed, options.jobs, options.limit * 0.6)
         print(f"compiled in {time.monotonic() - begun:.0f} s", flush=True)
     with gemmkit.emulate() if options.device == "cpu" else torch.cuda.device(0):
         for name, make in chosen.items():

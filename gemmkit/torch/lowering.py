@@ -13,31 +13,24 @@ gemmkit and nothing that was made while the graph was compiled.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import heapq
 import logging
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
+from operator import getitem
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch._dynamo
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
-from torch.nn import functional as F
+from torch.utils import _pytree
 
-from gemmkit import epilogues
 from gemmkit.emulator.mode import current_mode
-from gemmkit.epilogues import activations, elementwise
-from gemmkit.functions.matmul import Door, matmul
-from gemmkit.layouts import Discard, Gather, InterleavedColumns
-from gemmkit.torch.attention import KINDS
-from gemmkit.torch.modules import NARROW, attends, is_here
-from gemmkit.torch.product import check_together, define
+from gemmkit.torch.attention import replaced
+from gemmkit.torch.operators import FUSED, REDUCED
+from gemmkit.torch.product import NARROW, is_here, node_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 log = logging.getLogger(__name__)
@@ -111,16 +104,6 @@ SQUARES = frozenset((aten.pow.Tensor_Scalar, aten.square.default, aten.mul.Tenso
 PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2)}
 
 
-def maximum(x: Any, y: Any) -> Any:
-    """The larger; NaN if one is."""
-    return x if x != x or x > y else y
-
-
-def minimum(x: Any, y: Any) -> Any:
-    """The smaller; NaN if one is."""
-    return x if x != x or x < y else y
-
-
 def _literal(value: Any) -> str:
     """A number of a graph as text that may stand beside any operator."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -128,80 +111,6 @@ def _literal(value: Any) -> str:
     if math.isfinite(value):
         return repr(value) if value >= 0 else f"({value!r})"
     return "math.nan" if value != value else "math.inf" if value > 0 else "(-math.inf)"
-
-
-#: What the text of an epilogue may name.
-NAMES: dict[str, Any] = {
-    "math": math, "float32": np.float32, "float64": np.float64, "maximum": maximum, "minimum": minimum, "abs": abs,
-    **{name: getattr(activations, name) for name in ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")},
-    **{name: getattr(epilogues, name) for name in ("Bias", "Elementwise", "Fold", "Residual", "RowReduce")}, "Binary": elementwise.Binary}
-
-
-@functools.lru_cache(maxsize=1024)
-def made(text: str) -> Callable[..., Any]:
-    """The function of arrays that an epilogue's text says."""
-    names = dict(NAMES)
-    exec(compile(text, "<epilogue of gemmkit::fused>", "exec"), names)
-    function: Callable[..., Any] = names["epilogue"]
-    return function
-
-
-# --------------------------------------------------------------------------------------------------
-# The operator.
-
-_SCHEMA = "(Tensor a, Tensor? index, Tensor[] b, Tensor[] operands, *, str epilogue, ScalarType dtype"
-Tensors = Sequence[torch.Tensor]
-
-
-def _allocate(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
-              dtype: torch.dtype) -> Any:
-    check_together(a, index=index, b=b[0])
-    rows = a.shape[:-1] if index is None else index.shape
-    return a.new_empty((*rows, b[0].shape[-1]), dtype=dtype)
-
-
-def _compute(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
-             dtype: torch.dtype) -> Any:
-    """D = epilogue(A B), where A is ``a`` or its rows ``index``, and B one matrix or the interleaved columns of several."""
-    out = None if dtype == a.dtype and index is None else _allocate(a, index, b, operands, epilogue=epilogue, dtype=dtype)
-    return _called(a, index, b, operands, epilogue, dtype, out, out)
-
-
-def _allocate_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
-                      dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
-    d = _allocate(a, index, b, operands, epilogue=epilogue, dtype=dtype)
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    return d if stores else a.new_empty(0, dtype=dtype), a.new_empty(d.shape[:-1], dtype=wide)
-
-
-def _compute_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
-                     dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
-    """The same, and what the epilogue reduces the rows of D to; D is empty unless the call ``stores`` it."""
-    out, rows = _allocate_reduced(a, index, b, operands, epilogue=epilogue, dtype=dtype, stores=stores)
-    _called(a, index, b, (*operands, rows), epilogue, dtype, out if stores else None, out if stores else Discard())
-    return out, rows
-
-
-def _called(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, epilogue: str, dtype: torch.dtype,
-            known: torch.Tensor | None, out: Any) -> Any:
-    a, *rest = (x.detach() if x.requires_grad else x for x in (a, *b, *operands))
-    b, operands = rest[:len(b)], rest[len(b):]
-
-    def described() -> tuple[Any, Any, dict[str, Any]]:
-        return (a if index is None else Gather(a, index), b[0] if len(b) == 1 else InterleavedColumns(*b),
-                {"epilogue": made(epilogue)(*operands)} if epilogue else {})
-
-    if out is not known:                               # calls are known by the addresses of their results
-        x, y, keywords = described()
-        return matmul(x, y, out=out, **keywords)
-    return _calls((epilogue, dtype, len(b), index is None), (a, *b, *operands, *(() if index is None else (index,))), out,
-                  None, described)
-
-
-_calls = Door()
-FUSED = define("gemmkit::fused", f"{_SCHEMA}) -> Tensor", _compute, _allocate)
-REDUCED = define("gemmkit::fused_and_reduced", f"{_SCHEMA}, bool stores) -> (Tensor, Tensor)", _compute_reduced,
-                 _allocate_reduced)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,17 +122,6 @@ def _value(node: Any) -> Any:
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(is_known(x == y) for x, y in zip(one, other))
-
-
-class Operand(NamedTuple):
-    """A tensor that an epilogue reads: ``lies`` says how along D, whose matrices are as large as ``like``."""
-
-    node: Node
-    lies: str                          # "number", "columns", "rows" or "matrix"
-
-    @property
-    def shape(self) -> list[int]:
-        return [-1] if self.lies != "matrix" else []
 
 
 class Region:
@@ -243,8 +141,8 @@ class Region:
 class Finder:
     """Finds regions in a graph."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, reduces: bool):
+        self.reduces = reduces                             # beside a result, too
         self.order = {node: n for n, node in enumerate(graph.nodes)}
 
     def region(self, roots: list[Node]) -> Region | None:
@@ -259,14 +157,14 @@ class Finder:
 
         for output in last_first:                          # nothing but a reduction of rows
             user = next(iter(output.users), None)
-            if len(output.users) == 1 and self._reduction(user):
+            if len(roots) == len(output.users) == 1 and self._reduction(user):         # (a `Fold` has a D)
                 nodes = self._before(output, inside)
                 if self._is_closed(nodes, output, roots):
                     return made(nodes, user, self._reduction(user), False)
         for output in last_first:
             nodes = self._before(output, inside)
             if self._is_result(output, roots) and self._is_closed(nodes, output, roots):
-                return made(nodes, *self._beside(output))
+                return made(nodes, *self._beside(output) if self.reduces else ())
         return None
 
     @staticmethod
@@ -393,9 +291,14 @@ class Finder:
 
     @staticmethod
     def _is_result(node: Node, roots: list[Node]) -> bool:
-        """Whether a node may be D: a float, no wider than the products if something is still computed of it, which Inductor
-        would widen as it reads."""
-        dtype = _value(node).dtype
+        """Whether a node may be D: a float in C order, and no wider than the products if something is still computed of it,
+        because Inductor widens what it reads."""
+        value, step = _value(node), 1
+        for size, stride in zip(reversed(value.shape), reversed(value.stride())):
+            if not is_known(stride == step) and not is_known(size == 1):
+                return False
+            step = step * size
+        dtype = value.dtype
         is_wide = dtype.itemsize > _value(roots[0]).dtype.itemsize
         return bool(dtype.is_floating_point) and not (is_wide and any(user.op != "output" for user in node.users))
 
@@ -614,7 +517,7 @@ class Lowering(CustomGraphPass):
         about = _about(node)
         try:
             _check(node, self.options)
-            finder = Finder(graph)
+            finder = Finder(graph, self.options.take == "all")
             for other in others:
                 if _is_like(node, other):
                     region = finder.region([node, other])
@@ -638,24 +541,24 @@ class Lowering(CustomGraphPass):
         first = PRODUCTS[root.target][0]
         with graph.inserting_before(output):
             operands = [self._laid(graph, x, region.operands[x], _value(root)) for x in text.operands]
-            gathered = _gathered(root.args[first], self.options)
+            gathered = _gathered(root.args[first])
             a = (root.args[first], None) if gathered is None else _index(graph, *gathered)
             given = *a, [x.args[first + 1] for x in region.roots], operands
             how: dict[str, Any] = {"epilogue": text.whole, "dtype": _value(output).dtype}
             if reduced is None:
-                call = _node(graph, FUSED, given, how)
+                call = node_of(graph, FUSED, given, how)
             else:
-                both = _node(graph, REDUCED, given, {**how, "stores": region.stores})
-                call, rows = (_node(graph, operator.getitem, (both, n)) for n in range(2))
+                both = node_of(graph, REDUCED, given, {**how, "stores": region.stores})
+                call, rows = (node_of(graph, getitem, (both, n)) for n in range(2))
                 if reduced.target is aten.mean.dim:
-                    rows = _node(graph, aten.div.Tensor, (rows, _value(root).shape[-1]))
-                rows = _node(graph, aten.reshape.default, (rows, [x if isinstance(x, int) else -1
+                    rows = node_of(graph, aten.div.Tensor, (rows, _value(root).shape[-1]))
+                rows = node_of(graph, aten.reshape.default, (rows, [x if isinstance(x, int) else -1
                                                                   for x in _value(reduced).shape]))
                 if _value(rows).dtype != _value(reduced).dtype:
-                    rows = _node(graph, prims.convert_element_type.default, (rows, _value(reduced).dtype))
+                    rows = node_of(graph, prims.convert_element_type.default, (rows, _value(reduced).dtype))
             if region.stores and not _same(_value(call).shape, _value(output).shape):
                 view = next(x for x in region.nodes if x.target in VIEWS and _same(_value(x).shape, _value(output).shape))
-                call = _node(graph, aten.reshape.default, (call, _sizes(graph, view)))
+                call = node_of(graph, aten.reshape.default, (call, _sizes(graph, view)))
         if reduced is not None:
             reduced.replace_all_uses_with(rows)
             graph.erase_node(reduced)
@@ -669,11 +572,11 @@ class Lowering(CustomGraphPass):
         """An operand as the epilogue reads it: a vector, or a matrix of D's shape."""
         value = _value(node)
         if lies == "matrix":
-            return node if value.dim() == root.dim() else _node(graph, aten.reshape.default, (node, [-1, root.shape[-1]]))
-        return node if value.dim() == 1 else _node(graph, aten.reshape.default, (node, [-1]))
+            return node if value.dim() == root.dim() else node_of(graph, aten.reshape.default, (node, [-1, root.shape[-1]]))
+        return node if value.dim() == 1 else node_of(graph, aten.reshape.default, (node, [-1]))
 
 
-def _gathered(a: Node, options: Options) -> tuple[Node, Node, Node] | None:
+def _gathered(a: Node) -> tuple[Node, Node, Node] | None:
     """The node that gathers rows of a matrix, for this product alone, the matrix and the index; None for another A."""
     while isinstance(a, Node) and a.target in VIEWS and len(a.users) == 1:
         a = a.args[0]
@@ -685,21 +588,21 @@ def _gathered(a: Node, options: Options) -> tuple[Node, Node, Node] | None:
         table, (index,) = a.args
     else:
         return None
-    fits = _value(table).dim() == 2 and _value(index).dtype in (torch.int32, torch.int64) and isinstance(
-        _value(table).shape[0], int) and _value(table).shape[0] < 2**31
-    return (a, table, index) if fits else None
+    rows = _value(table)
+    fits = rows.dim() == 2 and rows.stride(1) == 1 and isinstance(rows.shape[0], int) and rows.shape[0] < 2**31
+    return (a, table, index) if fits and _value(index).dtype in (torch.int32, torch.int64) else None
 
 
 def _index(graph: Graph, gather: Node, table: Node, index: Node) -> tuple[Node, Node]:
     """A matrix, and the index of its rows as int32. PyTorch makes it, of whole numbers in their order: its checks stay."""
     value = _value(table)
-    places = _node(graph, prims.iota.default, (value.shape[0],), dict(start=0, step=1, dtype=torch.int32, device=value.device,
-                                                                      requires_grad=False), value)
+    how = dict(start=0, step=1, dtype=torch.int32, device=value.device, requires_grad=False)
+    places = node_of(graph, prims.iota.default, (value.shape[0],), how, value)
     if gather.target is aten.embedding.default:
-        found = _node(graph, aten.embedding.default, (_node(graph, aten.reshape.default, (places, [-1, 1])), index))
+        found = node_of(graph, aten.embedding.default, (node_of(graph, aten.reshape.default, (places, [-1, 1])), index))
     else:
-        found = _node(graph, aten.index.Tensor, (places, [index]))
-    return table, _node(graph, aten.reshape.default, (found, [-1]))
+        found = node_of(graph, aten.index.Tensor, (places, [index]))
+    return table, node_of(graph, aten.reshape.default, (found, [-1]))
 
 
 def _sizes(graph: Graph, view: Node) -> Any:
@@ -709,16 +612,6 @@ def _sizes(graph: Graph, view: Node) -> Any:
         unknown = [n for n, size in enumerate(shape) if not isinstance(size, int)]
         return [-1 if n in unknown else size for n, size in enumerate(shape)]
     return view.args[1]
-
-
-def _node(graph: Graph, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None, like: Any = None) -> Any:
-    """A call in the graph, with the value that it has for compilers."""
-    node = graph.call_function(target, args, options or {})
-    given = torch.fx.node.map_arg((args, options or {}), _value)
-    fake = next(x.fake_mode for x in torch.utils._pytree.tree_leaves((given, like)) if hasattr(x, "fake_mode"))
-    with fake:
-        node.meta["val"] = target(*given[0], **given[1])
-    return node
 
 
 def _a(product: Node) -> Any:
@@ -775,85 +668,6 @@ def _check_speed(region: Region, text: Text, options: Options) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention, which is replaced before PyTorch takes it apart: gradients are an operator of gemmkit's, too.
-
-_ATTENTION = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
-
-
-def _replace_attention(module: GraphModule, entries: list[Entry]) -> None:
-    """Put ``gemmkit::attention`` where a graph of Dynamo's has attention that gemmkit takes."""
-    graph = module.graph
-    cast = {x.args[1] for x in graph.nodes if "_enter_autocast" in str(x.target) and len(x.args) > 1}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in _ATTENTION:
-            continue
-        said = _said(*node.args, **node.kwargs)
-        why = _why_not(said, cast)
-        entries.append(Entry("attention" + "".join(f" {tuple(_example(x).shape)}" for x in said[:3]), "" if why else "attention",
-                             why))
-        if why:
-            continue
-        with graph.inserting_before(node):
-            turned = [_call_of(graph, "transpose", (x, 1, 2)) for x in said[:3]]
-            kind = {"kind": KINDS[bool(said.is_causal)], "scale": said.scale, "layout": "bnhd"}
-            both = _call_of(graph, torch.ops.gemmkit.attention.default, (*turned, None, None, None), kind)
-            found = _call_of(graph, "transpose", (_call_of(graph, operator.getitem, (both, 0)), 1, 2))
-        node.replace_all_uses_with(found)
-        graph.erase_node(node)
-    module.recompile()
-
-
-class _Said(NamedTuple):
-    query: Node
-    key: Node
-    value: Node
-    attn_mask: Any = None
-    dropout_p: Any = 0.0
-    is_causal: Any = False
-    scale: Any = None
-    enable_gqa: Any = False
-
-
-def _said(*args: Any, **options: Any) -> _Said:
-    return _Said(*args, **options)
-
-
-def _example(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, Node) else None
-
-
-def _why_not(said: _Said, cast: set[Any]) -> str:
-    """Why attention stays PyTorch's; "" if it does not."""
-    q, k, v = map(_example, said[:3])
-    if not all(isinstance(x, torch.Tensor) and not isinstance(x, torch.nn.Parameter) for x in (q, k, v)):
-        return "its operands have no known shapes"
-    if said.attn_mask is not None or said.dropout_p != 0:
-        return "it has a mask tensor or dropout"
-    if q.dtype not in NARROW or not q.dtype == k.dtype == v.dtype or cast - {q.dtype}:
-        return f"operands of {q.dtype}"
-    if not is_here(q):
-        return f"tensors on {q.device}"
-    if not isinstance(said.is_causal, bool) or not (said.scale is None or isinstance(said.scale, float)):
-        return "is_causal or scale is not a constant"
-    if not attends(q, k, v, said.is_causal, bool(said.enable_gqa), is_known):
-        return "gemmkit does not take its shapes"
-    return ""
-
-
-def _call_of(graph: Graph, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
-    """A call in a graph of Dynamo's, with the value that it has for compilers."""
-    if isinstance(target, str):
-        node, function = graph.call_method(target, args, options or {}), getattr(torch.Tensor, target)
-    else:
-        node, function = graph.call_function(target, args, options or {}), target
-    values = torch.fx.node.map_arg(args, _example)
-    fake = next((x.fake_mode for x in torch.utils._pytree.tree_leaves(values) if hasattr(x, "fake_mode")), None)
-    with fake if fake is not None else contextlib.nullcontext():
-        node.meta["example_value"] = function(*values, **(options or {}))
-    return node
-
-
-# --------------------------------------------------------------------------------------------------
 # The backend.
 
 def backend(graph: GraphModule, inputs: Sequence[Any], *, mode: str | None = None,
@@ -883,8 +697,8 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], mode: str | None, optio
     if unknown or said.take not in ("all", "faster") or not isinstance(said.attention, bool):
         raise ValueError(f"options={options!r}: gemmkit.take is 'faster' or 'all', and gemmkit.attention True or False")
     patches = {**(list_mode_options(mode) if mode else {}), **given}
-    if said.attention:
-        _replace_attention(graph, entries)
+    for what, why in replaced(graph) if said.attention else ():
+        entries.append(Entry(what, "" if why else "attention", why))
     lowering = Lowering(said, patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass), entries)
     patches["post_grad_custom_pre_pass"] = lowering
     found: Callable[..., Any] = compile_fx(graph, inputs, config_patches=patches)
@@ -945,7 +759,7 @@ def explain(function: Callable[..., Any], *args: Any, options: dict[str, Any] | 
         return _compiled(graph, inputs, None, {"force_disable_caches": True, **(options or {})}, entries)
 
     found = torch.compile(getattr(function, "_orig_mod", function), backend=seen)(*args, **keywords)
-    results = [x for x in torch.utils._pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]
+    results = [x for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]
     if results:
         torch.autograd.grad(results, _leaves(results), [torch.zeros_like(x) for x in results], allow_unused=True)
     return Explanation(entries, count)

@@ -1,19 +1,23 @@
-"""``op``: any product as an operator of ``torch.library``."""
+"""``op``: any product as an operator of ``torch.library``; and ``gemmkit::fused``, whose epilogue is text."""
 
 from __future__ import annotations
 
+import functools
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from gemmkit.epilogues import Epilogue, Store
-from gemmkit.functions.matmul import matmul
+from gemmkit import epilogues
+from gemmkit.epilogues import Epilogue, Store, activations
+from gemmkit.functions.matmul import Door, matmul
 from gemmkit.functions.semiring import select
 from gemmkit.kernels.config import KEYWORDS, Config
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import ColMajor
+from gemmkit.layouts import ColMajor, Discard, Gather, InterleavedColumns
 from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.torch import product
@@ -286,3 +290,88 @@ def _named(name: str) -> ProductOperator:
     if name not in _operators:
         raise ValueError(f"this process has no operator {name}; call gemmkit.torch.op(name={name!r}, ...) before unpickling")
     return _operators[name]
+
+
+# --------------------------------------------------------------------------------------------------
+# ``gemmkit::fused``: a product whose epilogue is text, for graphs that PyTorch keeps (`gemmkit.torch.lowering`).
+
+def maximum(x: Any, y: Any) -> Any:
+    """The larger; NaN if one is."""
+    return x if x != x or x > y else y
+
+
+def minimum(x: Any, y: Any) -> Any:
+    """The smaller; NaN if one is."""
+    return x if x != x or x < y else y
+
+
+#: What the text of an epilogue may name.
+NAMES: dict[str, Any] = {
+    "math": math, "float32": np.float32, "float64": np.float64, "maximum": maximum, "minimum": minimum, "abs": abs,
+    **{name: getattr(activations, name) for name in ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")},
+    **{name: getattr(epilogues, name) for name in ("Bias", "Binary", "Elementwise", "Fold", "Residual", "RowReduce")}}
+
+
+@functools.lru_cache(maxsize=1024)
+def made(text: str) -> Callable[..., Any]:
+    """The function of arrays that an epilogue's text says."""
+    names = dict(NAMES)
+    exec(compile(text, "<epilogue of gemmkit::fused>", "exec"), names)
+    function: Callable[..., Any] = names["epilogue"]
+    return function
+
+
+_FUSED = "(Tensor a, Tensor? index, Tensor[] b, Tensor[] operands, *, str epilogue, ScalarType dtype"
+Tensors = Sequence[torch.Tensor]
+
+
+def _allocate_fused(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+              dtype: torch.dtype) -> Any:
+    check_together(a, index=index, b=b[0])
+    rows = a.shape[:-1] if index is None else index.shape
+    return a.new_empty((*rows, b[0].shape[-1]), dtype=dtype)
+
+
+def _compute_fused(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+             dtype: torch.dtype) -> Any:
+    """D = epilogue(A B), where A is ``a`` or its rows ``index``, and B one matrix or the interleaved columns of several."""
+    own = dtype == a.dtype and index is None           # known calls make the result themselves
+    out = None if own else _allocate_fused(a, index, b, operands, epilogue=epilogue, dtype=dtype)
+    return _called(a, index, b, operands, epilogue, dtype, out, out)
+
+
+def _allocate_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+                      dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
+    d = _allocate_fused(a, index, b, operands, epilogue=epilogue, dtype=dtype)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    return d if stores else a.new_empty(0, dtype=dtype), a.new_empty(d.shape[:-1], dtype=wide)
+
+
+def _compute_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+                     dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
+    """The same, and what the epilogue reduces the rows of D to; D is empty unless the call ``stores`` it."""
+    out, rows = _allocate_reduced(a, index, b, operands, epilogue=epilogue, dtype=dtype, stores=stores)
+    _called(a, index, b, (*operands, rows), epilogue, dtype, out if stores else None, out if stores else Discard())
+    return out, rows
+
+
+def _called(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, epilogue: str, dtype: torch.dtype,
+            known: torch.Tensor | None, out: Any) -> Any:
+    a, *rest = (x.detach() if x.requires_grad else x for x in (a, *b, *operands))
+    b, operands = rest[:len(b)], rest[len(b):]
+
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        return (a if index is None else Gather(a, index), b[0] if len(b) == 1 else InterleavedColumns(*b),
+                {"epilogue": made(epilogue)(*operands)} if epilogue else {})
+
+    if out is not known:                               # calls are known by the addresses of their results
+        x, y, keywords = described()
+        return matmul(x, y, out=out, **keywords)
+    return _calls((epilogue, dtype, len(b), index is None), (a, *b, *operands, *(() if index is None else (index,))), out,
+                  None, described)
+
+
+_calls = Door()
+FUSED = define("gemmkit::fused", f"{_FUSED}) -> Tensor", _compute_fused, _allocate_fused)
+REDUCED = define("gemmkit::fused_and_reduced", f"{_FUSED}, bool stores) -> (Tensor, Tensor)", _compute_reduced,
+                 _allocate_reduced)
