@@ -165,7 +165,7 @@ def works(device: str, tiny: bool) -> dict[str, Callable[[], Work]]:
             for m in rows_of:
                 name = f"after {what} {m} x {n} x {k}"
                 found[name] = lambda name=name, args=(what, m, k, n): after(name, *args)     # type: ignore[misc]
-    return found
+    return dict(sorted(found.items(), key=lambda item: "train" in item[0]))
 
 
 def called(function: Any, work: Work) -> Call:

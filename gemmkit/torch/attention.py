@@ -34,6 +34,7 @@ from gemmkit.torch.product import (
     is_eager,
     is_here,
     is_looked_at,
+    is_measured,
     keep_nothing,
     no_second,
     node_of,
@@ -347,7 +348,7 @@ _KEY = "example_value"
 _ATTENTION = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
 
 
-def replaced(module: Any) -> Iterator[tuple[str, str]]:
+def replaced(module: Any, takes_all: bool) -> Iterator[tuple[str, str]]:
     """Put ``gemmkit::attention`` where a graph of Dynamo's has attention that gemmkit takes; what each is, and why it stays
     PyTorch's ("": it does not)."""
     graph = module.graph
@@ -356,7 +357,7 @@ def replaced(module: Any) -> Iterator[tuple[str, str]]:
         if node.op != "call_function" or node.target not in _ATTENTION:
             continue
         said = _Said(*node.args, **node.kwargs)
-        why = _why_not(said, cast)
+        why = _why_not(said, cast, takes_all)
         yield "attention" + "".join(f" {tuple(_example(x).shape)}" for x in said[:3]), why
         if why:
             continue
@@ -385,7 +386,7 @@ def _example(node: Any) -> Any:
     return node.meta.get(_KEY) if isinstance(node, torch.fx.Node) else None
 
 
-def _why_not(said: _Said, cast: set[Any]) -> str:
+def _why_not(said: _Said, cast: set[Any], takes_all: bool) -> str:
     """Why attention stays PyTorch's; "" if it does not."""
     q, k, v = map(_example, said[:3])
     if not all(isinstance(x, torch.Tensor) and not isinstance(x, torch.nn.Parameter) for x in (q, k, v)):
@@ -396,6 +397,10 @@ def _why_not(said: _Said, cast: set[Any]) -> str:
         return f"operands of {q.dtype}"
     if not is_here(q):
         return f"tensors on {q.device}"
+    if not takes_all and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "a gradient is recorded, and cuDNN's is faster"
+    if not takes_all and not is_measured(q):
+        return "the GPU is no Hopper, for which alone it is known what is faster"
     if not isinstance(said.is_causal, bool) or not (said.scale is None or isinstance(said.scale, float)):
         return "is_causal or scale is not a constant"
     if not attends(q, k, v, said.is_causal, bool(said.enable_gqa), statically_known_true):

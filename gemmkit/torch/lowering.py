@@ -28,9 +28,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true as is_kn
 from torch.utils import _pytree
 
 from gemmkit.emulator.mode import current_mode
+from gemmkit.torch import operators
 from gemmkit.torch.attention import replaced
-from gemmkit.torch.operators import FUSED, REDUCED
-from gemmkit.torch.product import NARROW, is_here, node_of
+from gemmkit.torch.operators import COMPARISONS, FUSED, LINES, REDUCED
+from gemmkit.torch.product import NARROW, is_here, is_measured, node_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 log = logging.getLogger(__name__)
@@ -41,59 +42,9 @@ class NotTaken(Exception):
 
 
 # --------------------------------------------------------------------------------------------------
-# Element-wise operations of aten, as text of device code.
+# What is looked for in a graph.
 
-Line = Callable[..., str]
-
-
-def _infix(sign: str) -> Line:
-    return lambda x, y: f"{x} {sign} {y}"
-
-
-def _call(name: str) -> Line:
-    return lambda x: f"{name}({x})"
-
-
-def _sum(sign: str) -> Line:
-    return lambda x, y, alpha="1": f"{x} {sign} {y}" if alpha == "1" else f"{x} {sign} {y} * {alpha}"
-
-
-def _power(x: str, exponent: str) -> str:
-    known = {2.0: f"{x} * {x}", 3.0: f"{x} * {x} * {x}", 0.5: f"math.sqrt({x})", -1.0: f"1 / {x}",
-             -0.5: f"1 / math.sqrt({x})"}
-    if float(exponent.strip("()")) not in known:
-        raise NotTaken(f"a power of {exponent}")
-    return known[float(exponent.strip("()"))]
-
-
-def _clamped(x: str, low: str = "", high: str = "") -> str:
-    above = f"maximum({x}, {low})" if low else x
-    return f"minimum({above}, {high})" if high else above
-
-
-def _gelu(x: str, *, approximate: str = "none") -> str:
-    return f"{'gelu' if approximate == 'none' else 'gelu_tanh'}({x})"
-
-
-#: The operations, and the text of their results by that of their arguments.
-LINES: dict[Any, Line] = {
-    aten.add.Tensor: _sum("+"), aten.add.Scalar: _sum("+"), aten.sub.Tensor: _sum("-"), aten.sub.Scalar: _sum("-"),
-    aten.rsub.Scalar: lambda x, y: f"{y} - {x}",
-    aten.mul.Tensor: _infix("*"), aten.mul.Scalar: _infix("*"), aten.div.Tensor: _infix("/"), aten.div.Scalar: _infix("/"),
-    aten.reciprocal.default: lambda x: f"1 / {x}", aten.neg.default: lambda x: f"-{x}", aten.abs.default: _call("abs"),
-    aten.exp.default: _call("math.exp"), aten.log.default: _call("math.log"), aten.sqrt.default: _call("math.sqrt"),
-    aten.rsqrt.default: lambda x: f"1 / math.sqrt({x})", aten.tanh.default: _call("math.tanh"),
-    aten.erf.default: _call("math.erf"), aten.sin.default: _call("math.sin"), aten.cos.default: _call("math.cos"),
-    aten.sigmoid.default: _call("sigmoid"), aten.relu.default: _call("relu"), aten.silu.default: _call("silu"),
-    aten.gelu.default: _gelu, aten.pow.Tensor_Scalar: _power, aten.square.default: lambda x: f"{x} * {x}",
-    aten.maximum.default: lambda x, y: f"maximum({x}, {y})", aten.minimum.default: lambda x, y: f"minimum({x}, {y})",
-    aten.clamp.default: _clamped, aten.hardtanh.default: _clamped,
-    aten.clamp_min.default: lambda x, low: f"maximum({x}, {low})",
-    aten.clamp_max.default: lambda x, high: f"minimum({x}, {high})",
-    aten.where.self: lambda which, x, y: f"{x} if {which} else {y}",
-    **{getattr(getattr(aten, name), kind): _infix(sign) for kind in ("Scalar", "Tensor")
-       for name, sign in dict(lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!=").items()},
-}
+FLOATS = *NARROW, torch.float32, torch.float64
 #: Those that change an element's dtype alone, and those that change its place in a shape alone.
 CASTS = frozenset((prims.convert_element_type.default, aten._to_copy.default))
 VIEWS = frozenset((aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
@@ -124,14 +75,16 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(is_known(x == y) for x, y in zip(one, other))
 
 
-class Region:
+class Region(NamedTuple):
     """Products of one A, and operations on their results, the last of which alone is used elsewhere; or, instead of it or
-    beside it, what its rows are reduced to by ``reduction``, one of gemmkit's by name."""
+    beside it, what its rows are reduced to by ``reduction``, one of gemmkit's by name. Nodes are in the graph's order."""
 
-    def __init__(self, roots: list[Node], nodes: list[Node], operands: dict[Node, str], reduced: Node | None = None,
-                 reduction: str = "", stores: bool = True):
-        self.roots, self.nodes, self.operands = roots, nodes, operands      # in the graph's order
-        self.reduced, self.reduction, self.stores = reduced, reduction, stores
+    roots: list[Node]
+    nodes: list[Node]
+    operands: dict[Node, str]          # how each lies along D
+    reduced: Node | None = None
+    reduction: str = ""
+    stores: bool = True
 
     @property
     def output(self) -> Node:
@@ -147,6 +100,8 @@ class Finder:
 
     def region(self, roots: list[Node]) -> Region | None:
         """The largest region of these products; None where no result comes of all of them."""
+        if any(self._operands_of(root, set(), roots) is None for root in roots):
+            return None
         inside, operands = self._reachable(roots)
         last_first = sorted(inside, key=self.order.__getitem__, reverse=True)
 
@@ -182,7 +137,8 @@ class Finder:
         ndim = _value(node.args[0]).dim()
         is_last = isinstance(axes, (list, tuple)) and [axis % ndim for axis in axes] == [ndim - 1]
         is_one_symbol = sum(not isinstance(size, int) for size in value.shape) < 2
-        return REDUCTIONS[node.target] if is_last and is_one_symbol and value.dtype.is_floating_point else ""
+        wide = value.dtype == torch.float64 and _value(node.args[0]).dtype != torch.float64
+        return REDUCTIONS[node.target] if is_last and is_one_symbol and value.dtype in FLOATS and not wide else ""
 
     def _beside(self, output: Node) -> tuple[Node, str, bool] | tuple[()]:
         """A reduction of the output's rows, or of their squares, which is computed beside the output."""
@@ -207,7 +163,7 @@ class Finder:
         """All operations that take results of the products and operands that do not depend on them, and these operands."""
         inside, operands, seen = set(roots), {}, set(roots)
         for root in roots:
-            operands.update(self._operands_of(root, inside, roots) or {})
+            operands.update(self._operands_of(root, inside, roots) or {})         # (`region` has asked)
         queue: list[tuple[int, Node]] = []
 
         def add(node: Node) -> None:
@@ -235,11 +191,10 @@ class Finder:
         root = _value(roots[0])
         if node in roots:
             return self._operands(node, [node.args[0]] if PRODUCTS[node.target][0] else [], value.shape, roots)
-        if not (value.dtype.is_floating_point or value.dtype == torch.bool) or (
-                value.dtype == torch.float64 and root.dtype != torch.float64):
+        if value.dtype not in (*FLOATS, torch.bool) or (value.dtype == torch.float64 and root.dtype != torch.float64):
             return None
         if node.target in CASTS:
-            return {} if value.dtype.is_floating_point else None
+            return {} if value.dtype != torch.bool and node.args[0] in inside and not set(node.kwargs) - {"dtype"} else None
         if node.target in VIEWS:
             same = root.dim() == 2 and value.dim() and is_known(value.shape[-1] == root.shape[-1])
             return {} if same and node.args[0] in inside else None
@@ -248,9 +203,13 @@ class Finder:
         mine = [x for x in node.all_input_nodes if x in inside]
         if not mine or not all(_same(_value(x).shape, value.shape) for x in mine):
             return None
+        numbers = node.args[1:] if node.target is aten.where.self else node.args            # a truth is no number
+        if (value.dtype == torch.bool) != (node.target in COMPARISONS) or any(
+                x in mine and _value(x).dtype == torch.bool for x in numbers):
+            return None
         try:
             LINES[node.target](*map(_text_of, node.args), **{k: str(v) for k, v in node.kwargs.items()})
-        except (NotTaken, TypeError):
+        except (NotTaken, TypeError, ValueError):
             return None
         return self._operands(node, [x for x in node.all_input_nodes if x not in inside], value.shape, roots)
 
@@ -318,8 +277,8 @@ def constant(node: Any) -> str | None:
 def _lies(value: Any, shape: Any, root: torch.Tensor) -> str | None:
     """How an operand lies along results of ``shape``, which has the elements of ``root``, the product's own; None where an
     epilogue does not read it."""
-    if not isinstance(value, torch.Tensor) or value.device != root.device or not value.dtype.is_floating_point or (
-            value.dtype not in (*NARROW, torch.float32) and value.dtype != root.dtype):
+    if not isinstance(value, torch.Tensor) or value.device != root.device or value.dtype not in FLOATS or (
+            value.dtype == torch.float64 != root.dtype):
         return None
     if not value.dim() or all(is_known(x == 1) for x in value.shape):
         return "number"
@@ -385,9 +344,7 @@ class Text:
         if node not in self.operands:
             self.operands.append(node)
             self.lies[f"p{len(self.operands) - 1}"] = self.region.operands[node]
-        name = f"p{self.operands.index(node)}"
-        index = _INDEX.get(self.lies[name], "[m, n]")
-        return f"{self.wide}({name}{index})"
+        return self._read(f"p{self.operands.index(node)}")
 
     def _step(self, node: Node, text: str, inputs: Sequence[Any]) -> None:
         reads = frozenset(self.names[x] for x in inputs if x in self.names)
@@ -479,22 +436,16 @@ class Entry(NamedTuple):
     why: str
 
 
-class Options(NamedTuple):
-    """``take``: "faster" takes what is expected to be no slower than PyTorch's, "all" whatever can be taken."""
-
-    take: str = "faster"
-    attention: bool = True
-
-
 class Lowering(CustomGraphPass):
-    """Inductor's pass over a graph of aten's operations. ``entries`` says what it did."""
+    """Inductor's pass over a graph of aten's operations. ``take`` is "faster", for what is expected to be no slower than
+    PyTorch's, or "all", for whatever can be taken; ``entries`` is told what became of each product."""
 
-    def __init__(self, options: Options, then: Any = None, entries: list[Entry] | None = None):
-        self.options, self.then, self.entries = options, then, [] if entries is None else entries
+    def __init__(self, take: str, entries: list[Entry], before: Sequence[Callable[[Graph], None]] = ()):
+        self.take, self.entries, self.before = take, entries, before           # passes of the user's, which come before
 
     def __call__(self, graph: Graph) -> None:
-        if self.then is not None:
-            self.then(graph)
+        for one in self.before:
+            one(graph)
         begun = len(self.entries)
         products = [node for node in graph.nodes if node.target in PRODUCTS]
         gone: set[Node] = set()
@@ -506,18 +457,18 @@ class Lowering(CustomGraphPass):
             log.info("%s: %s", entry.product, entry.why or f"fused\n{entry.epilogue}")
 
     def uuid(self) -> Any:
-        """What PyTorch's caches of graphs know the pass by: this code, what it may compute with, and the pass after it."""
-        then = None if self.then is None else self.then.uuid() if isinstance(self.then, CustomGraphPass) else self
-        if then is self:
-            return None
-        return get_hash_for_files((__file__,), repr((self.options, then, current_mode() is not None)))
+        """What PyTorch's caches of graphs know the pass by: this code, what it may compute with, and the user's passes."""
+        others = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self.before]
+        if None in others:
+            return None                                # its graphs are not cached
+        return get_hash_for_files((__file__, operators.__file__), repr((self.take, others, current_mode() is not None)))
 
     def _one(self, graph: Graph, node: Node, others: list[Node]) -> list[Node]:
         """Take a product, with others of the same A where something is computed of both; the products that were taken."""
         about = _about(node)
         try:
-            _check(node, self.options)
-            finder = Finder(graph, self.options.take == "all")
+            _check(node, self.take)
+            finder = Finder(graph, self.take == "all")
             for other in others:
                 if _is_like(node, other):
                     region = finder.region([node, other])
@@ -528,7 +479,7 @@ class Lowering(CustomGraphPass):
             if region is None:
                 raise NotTaken("nothing of it can be computed element by element")
             text = Text(region)
-            _check_speed(region, text, self.options)
+            _check_speed(region, text, self.take)
         except NotTaken as why:
             self.entries.append(Entry(about, "", str(why)))
             return []
@@ -564,7 +515,10 @@ class Lowering(CustomGraphPass):
             graph.erase_node(reduced)
         if region.stores:
             output.replace_all_uses_with(call)
-        for node in reversed(region.nodes):
+        unused = [*region.nodes]
+        if gathered is not None:
+            unused = [*_views(root.args[first], gathered[0]), *unused]
+        for node in reversed(unused):
             graph.erase_node(node)
 
     @staticmethod
@@ -591,6 +545,11 @@ def _gathered(a: Node) -> tuple[Node, Node, Node] | None:
     rows = _value(table)
     fits = rows.dim() == 2 and rows.stride(1) == 1 and isinstance(rows.shape[0], int) and rows.shape[0] < 2**31
     return (a, table, index) if fits and _value(index).dtype in (torch.int32, torch.int64) else None
+
+
+def _views(a: Node, gather: Node) -> list[Node]:
+    """The node that gathers and the views of it, which are A, in their order."""
+    return [a] if a is gather else [*_views(a.args[0], gather), a]
 
 
 def _index(graph: Graph, gather: Node, table: Node, index: Node) -> tuple[Node, Node]:
@@ -640,31 +599,59 @@ def _is_like(node: Node, other: Node) -> bool:
     return b.dtype == c.dtype and _same(b.shape, c.shape)
 
 
-def _check(node: Node, options: Options) -> None:
+def _check(node: Node, take: str) -> None:
     """Raise NotTaken for a product that gemmkit does not compute as PyTorch does."""
     first = PRODUCTS[node.target][0]
     a, b, d = _value(node.args[first]), _value(node.args[first + 1]), _value(node)
     if not all(isinstance(x, torch.Tensor) for x in (a, b, d)):
         raise NotTaken("its operands have no known shapes")
-    dtypes = (*NARROW, torch.float32, torch.float64) if options.take == "all" else NARROW
-    if a.dtype not in dtypes or not a.dtype == b.dtype == d.dtype:
+    if a.dtype not in (FLOATS if take == "all" else NARROW) or not a.dtype == b.dtype == d.dtype:
         raise NotTaken(f"operands of {a.dtype}")
     if not is_here(a):
         raise NotTaken(f"tensors on {a.device}")
-    if a.dtype == torch.float32 and a.is_cuda and torch.get_float32_matmul_precision() != "highest":
-        raise NotTaken("TF32 is allowed")
+    if a.dtype == torch.float32 and a.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        raise NotTaken("products of float32 may be TF32's")
     if not all(is_known(x > 0) for x in (*a.shape, b.shape[-1])) or not all(isinstance(x, int) for x in b.shape):
-        raise NotTaken("sizes that are not known")
-    if any(is_known(x == 0) for value in (a, b) for x in value.shape):
-        raise NotTaken("it is empty")
+        raise NotTaken("sizes that are 0, or not known")
 
 
-def _check_speed(region: Region, text: Text, options: Options) -> None:
-    """Raise NotTaken for what PyTorch computes faster, as far as is known."""
-    if options.take == "all":
+#: What a block computes of D on Hopper, and how many waves of blocks hide an epilogue that reads a matrix.
+_TILE, _WAVES, _PROCESSORS = (128, 256), 2, 132
+_MOST_OUTPUTS = 1024                   # of gathered rows: threads copy them, where TMA would copy a matrix's
+
+
+def _check_speed(region: Region, text: Text, take: str) -> None:
+    """Raise NotTaken for what PyTorch is expected to compute faster, by the rows of docs/how_to/compile.md."""
+    if take == "all":
         return
-    if not text.whole:
-        raise NotTaken("nothing is fused, and cuBLAS is as fast")
+    root = region.roots[0]
+    if not is_measured(_value(root)):
+        raise NotTaken("the GPU is no Hopper, for which alone it is known what is faster")
+    gathers = _gathered(_a(root)) is not None
+    if gathers and _value(root).shape[-1] > _MOST_OUTPUTS:
+        raise NotTaken(f"rows are gathered for {_value(root).shape[-1]} outputs, where cuBLAS makes up for a copy of them")
+    if gathers or len(region.roots) > 1 or not region.stores:
+        return
+    if all(node in region.roots or node.target in VIEWS or node.target in CASTS for node in region.nodes):
+        raise NotTaken("nothing is fused that cuBLAS does not compute, too")
+    if not all(map(_is_read_whole, region.output.users)):
+        raise NotTaken("a kernel of Inductor's reads the result, and computes this as well")
+    if "matrix" in region.operands.values():
+        rows, columns = (size if isinstance(size, int) else size.node.hint or 0 for size in _value(root).shape[-2:])
+        count = -(-rows // _TILE[0]) * -(-columns // _TILE[1]) * (_value(root).shape[0] if _value(root).dim() == 3 else 1)
+        if count < _WAVES * _processors(_value(root).device):
+            raise NotTaken(f"an epilogue reads a matrix, and D of {rows} x {columns} is too small to hide that")
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _PROCESSORS
+
+
+def _is_read_whole(user: Node) -> bool:
+    """Whether a user of a result takes it from memory: a product, attention, a caller, or a view that is taken so."""
+    if user.target in VIEWS or user.target in (aten.permute.default, aten.t.default, aten.transpose.int):
+        return all(map(_is_read_whole, user.users))
+    return user.op == "output" or user.target in PRODUCTS or getattr(user.target, "namespace", "") == "gemmkit"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -677,7 +664,7 @@ def backend(graph: GraphModule, inputs: Sequence[Any], *, mode: str | None = Non
     Args:
         graph, inputs: as PyTorch gives them.
         mode: as ``torch.compile`` has it for Inductor: "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
-        options: ``"gemmkit.take"`` and ``"gemmkit.attention"`` (`Options`); all others are Inductor's.
+        options: ``"gemmkit.take"`` (`Lowering`); all others are Inductor's.
 
     Raises ValueError for an option that is none of gemmkit's.
     """
@@ -691,16 +678,14 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], mode: str | None, optio
     from torch._inductor.compile_fx import compile_fx
 
     given = dict(options or {})
-    own = {name: given.pop(f"gemmkit.{name}") for name in Options._fields if f"gemmkit.{name}" in given}
-    said = Options(**own)
-    unknown = [name for name in given if name.startswith("gemmkit.")]
-    if unknown or said.take not in ("all", "faster") or not isinstance(said.attention, bool):
-        raise ValueError(f"options={options!r}: gemmkit.take is 'faster' or 'all', and gemmkit.attention True or False")
+    take = given.pop("gemmkit.take", "faster")
+    if any(name.startswith("gemmkit.") for name in given) or take not in ("all", "faster"):
+        raise ValueError(f"options={options!r}: of gemmkit's there is gemmkit.take, which is 'faster' or 'all'")
     patches = {**(list_mode_options(mode) if mode else {}), **given}
-    for what, why in replaced(graph) if said.attention else ():
+    for what, why in replaced(graph, take == "all"):
         entries.append(Entry(what, "" if why else "attention", why))
-    lowering = Lowering(said, patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass), entries)
-    patches["post_grad_custom_pre_pass"] = lowering
+    users = patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass) or ()
+    patches["post_grad_custom_pre_pass"] = Lowering(take, entries, users if isinstance(users, (list, tuple)) else (users,))
     found: Callable[..., Any] = compile_fx(graph, inputs, config_patches=patches)
     return found
 

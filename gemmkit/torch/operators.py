@@ -295,6 +295,61 @@ def _named(name: str) -> ProductOperator:
 # --------------------------------------------------------------------------------------------------
 # ``gemmkit::fused``: a product whose epilogue is text, for graphs that PyTorch keeps (`gemmkit.torch.lowering`).
 
+aten = torch.ops.aten
+Line = Callable[..., str]               # of a result, by the text of arguments
+
+
+def _infix(sign: str) -> Line:
+    return lambda x, y: f"{x} {sign} {y}"
+
+
+def _call(name: str) -> Line:
+    return lambda x: f"{name}({x})"
+
+
+def _sum(sign: str) -> Line:
+    return lambda x, y, alpha="1": f"{x} {sign} {y}" if alpha == "1" else f"{x} {sign} {y} * {alpha}"
+
+
+def _power(x: str, exponent: str) -> str:
+    known = {2.0: f"{x} * {x}", 3.0: f"{x} * {x} * {x}", 0.5: f"math.sqrt({x})", -1.0: f"1 / {x}",
+             -0.5: f"1 / math.sqrt({x})"}
+    if float(exponent.strip("()")) not in known:
+        raise ValueError(f"a power of {exponent}")
+    return known[float(exponent.strip("()"))]
+
+
+def _clamped(x: str, low: str = "", high: str = "") -> str:
+    above = f"maximum({x}, {low})" if low else x
+    return f"minimum({above}, {high})" if high else above
+
+
+def _gelu(x: str, *, approximate: str = "none") -> str:
+    return f"{'gelu' if approximate == 'none' else 'gelu_tanh'}({x})"
+
+
+#: The operations, and the text of their results by that of their arguments.
+LINES: dict[Any, Line] = {
+    aten.add.Tensor: _sum("+"), aten.add.Scalar: _sum("+"), aten.sub.Tensor: _sum("-"), aten.sub.Scalar: _sum("-"),
+    aten.rsub.Scalar: lambda x, y: f"{y} - {x}",
+    aten.mul.Tensor: _infix("*"), aten.mul.Scalar: _infix("*"), aten.div.Tensor: _infix("/"), aten.div.Scalar: _infix("/"),
+    aten.reciprocal.default: lambda x: f"1 / {x}", aten.neg.default: lambda x: f"-{x}", aten.abs.default: _call("abs"),
+    aten.exp.default: _call("math.exp"), aten.log.default: _call("math.log"), aten.sqrt.default: _call("math.sqrt"),
+    aten.rsqrt.default: lambda x: f"1 / math.sqrt({x})", aten.tanh.default: _call("math.tanh"),
+    aten.erf.default: _call("math.erf"), aten.sin.default: _call("math.sin"), aten.cos.default: _call("math.cos"),
+    aten.sigmoid.default: _call("sigmoid"), aten.relu.default: _call("relu"), aten.silu.default: _call("silu"),
+    aten.gelu.default: _gelu, aten.pow.Tensor_Scalar: _power, aten.square.default: lambda x: f"{x} * {x}",
+    aten.maximum.default: lambda x, y: f"maximum({x}, {y})", aten.minimum.default: lambda x, y: f"minimum({x}, {y})",
+    aten.clamp.default: _clamped, aten.hardtanh.default: _clamped,
+    aten.clamp_min.default: lambda x, low: f"maximum({x}, {low})",
+    aten.clamp_max.default: lambda x, high: f"minimum({x}, {high})",
+    aten.where.self: lambda which, x, y: f"{x} if {which} else {y}",
+}
+COMPARISONS = {getattr(getattr(aten, name), kind): _infix(sign) for kind in ("Scalar", "Tensor")
+               for name, sign in dict(lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!=").items()}
+LINES.update(COMPARISONS)
+
+
 def maximum(x: Any, y: Any) -> Any:
     """The larger; NaN if one is."""
     return x if x != x or x > y else y

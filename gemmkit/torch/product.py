@@ -187,6 +187,11 @@ def is_here(x: torch.Tensor) -> bool:
     return bool(x.is_cuda or (x.is_cpu and _is_emulated()))
 
 
+def is_measured(x: torch.Tensor) -> bool:
+    """Whether it is known of x's GPU which of gemmkit's kernels are faster than PyTorch's: a Hopper's; or the emulator's."""
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device) == (9, 0)
+
+
 def node_of(graph: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None, like: Any = None,
             key: str = "val") -> Any:
     """A call in a graph of ``torch.fx``, with the value that compilers know each node by, in its ``meta[key]``. ``like`` is
