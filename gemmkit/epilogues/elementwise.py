@@ -379,7 +379,7 @@ class Binary(_WithArray):
         return apply(of_both, values, self, self.layout.load(self.array, tile, shape), tile)
 
 
-def of_both(x: Numeric, n: int, epilogue: Any, others: Elements, tile: Tile) -> Any:
+def of_both(x: Numeric, n: int, epilogue: Binary, others: Elements, tile: Tile) -> Any:
     """`Binary` of a tile's n-th element."""
     if epilogue.with_coordinates:
         return number(epilogue, "f", epilogue.f(x, others[n], row_of(tile, n), column_of(tile, n)), x)

@@ -202,7 +202,7 @@ class Door:
         a, b, keywords = described()
         result = matmul(a, b, out=out, stream=stream, **keywords)
         if current_mode() is None:
-            if isinstance(a, Matrix) or isinstance(b, Matrix):
+            if isinstance(b, Matrix):
                 a, b, keywords = unwrapped(a, b, (None, out), keywords, None)
             known, brought = known_call(a, b, out, keywords)
             if known is not None:

@@ -23,11 +23,11 @@ from gemmkit.torch.autograd import matmul
 from gemmkit.torch.cache import KVCache
 from gemmkit.torch.grouped import experts, grouped_mm, scaled_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
-from gemmkit.torch.lowering import Explanation, explain
+from gemmkit.torch.lowering import LoweringReport, explain
 from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 
-__all__ = ["Explanation", "KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention",
+__all__ = ["KVCache", "Linear", "LoweringReport", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention",
            "experts", "explain", "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",
            "scaled_dot_product_attention", "scaled_mm", "softmax"]

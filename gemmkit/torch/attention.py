@@ -348,7 +348,7 @@ _KEY = "example_value"
 _ATTENTION = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
 
 
-def replaced(module: Any, takes_all: bool) -> Iterator[tuple[str, str]]:
+def replaced(module: torch.fx.GraphModule, takes_all: bool) -> Iterator[tuple[str, str]]:
     """Put ``gemmkit::attention`` where a graph of Dynamo's has attention that gemmkit takes; what each is, and why it stays
     PyTorch's ("": it does not)."""
     graph = module.graph
@@ -382,7 +382,7 @@ class _Said(NamedTuple):
     enable_gqa: Any = False
 
 
-def _example(node: Any) -> Any:
+def _example(node: object) -> Any:
     return node.meta.get(_KEY) if isinstance(node, torch.fx.Node) else None
 
 

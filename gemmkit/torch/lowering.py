@@ -37,7 +37,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 log = logging.getLogger(__name__)
 
 
-class NotTaken(Exception):
+class LeftAlone(Exception):
     """Why something stays PyTorch's."""
 
 
@@ -55,10 +55,10 @@ SQUARES = frozenset((aten.pow.Tensor_Scalar, aten.square.default, aten.mul.Tenso
 PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2)}
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     """A number of a graph as text that may stand beside any operator."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise NotTaken(f"an argument is {value!r}")
+        raise LeftAlone(f"an argument is {value!r}")
     if math.isfinite(value):
         return repr(value) if value >= 0 else f"({value!r})"
     return "math.nan" if value != value else "math.inf" if value > 0 else "(-math.inf)"
@@ -67,7 +67,7 @@ def _literal(value: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 # A product in a graph, and what is computed from its elements one by one.
 
-def _value(node: Any) -> Any:
+def _value(node: object) -> Any:
     return node.meta.get("val") if isinstance(node, Node) else None
 
 
@@ -91,7 +91,7 @@ class Region(NamedTuple):
         return self.nodes[-1]
 
 
-class Finder:
+class Regions:
     """Finds regions in a graph."""
 
     def __init__(self, graph: Graph, reduces: bool):
@@ -105,10 +105,10 @@ class Finder:
         inside, operands = self._reachable(roots)
         last_first = sorted(inside, key=self.order.__getitem__, reverse=True)
 
-        def made(nodes: set[Node], *more: Any) -> Region:
+        def made(nodes: set[Node], reduced: Node | None = None, reduction: str = "", stores: bool = True) -> Region:
             ordered = sorted(nodes, key=self.order.__getitem__)
             return Region(roots, ordered, {x: operands[x] for node in ordered for x in node.all_input_nodes
-                                           if x in operands and x not in nodes}, *more)
+                                           if x in operands and x not in nodes}, reduced, reduction, stores)
 
         for output in last_first:                          # nothing but a reduction of rows
             user = next(iter(output.users), None)
@@ -129,7 +129,7 @@ class Finder:
             user in nodes for node in nodes if node is not output for user in node.users)
 
     @staticmethod
-    def _reduction(node: Any) -> str:
+    def _reduction(node: Node | None) -> str:
         """gemmkit's reduction that a node is, of the last axis; "" if it is none."""
         if not isinstance(node, Node) or node.target not in REDUCTIONS or _value(node.args[0]).dim() < 2:
             return ""
@@ -209,11 +209,11 @@ class Finder:
             return None
         try:
             LINES[node.target](*map(_text_of, node.args), **{k: str(v) for k, v in node.kwargs.items()})
-        except (NotTaken, TypeError, ValueError):
+        except (LeftAlone, TypeError, ValueError):
             return None
         return self._operands(node, [x for x in node.all_input_nodes if x not in inside], value.shape, roots)
 
-    def _operands(self, node: Node, given: Sequence[Any], shape: Any, roots: list[Node]) -> dict[Node, str] | None:
+    def _operands(self, node: Node, given: Sequence[Any], shape: Sequence[int], roots: list[Node]) -> dict[Node, str] | None:
         found = {}
         for x in given:
             if constant(x) is not None:
@@ -262,11 +262,11 @@ class Finder:
         return bool(dtype.is_floating_point) and not (is_wide and any(user.op != "output" for user in node.users))
 
 
-def _text_of(x: Any) -> str:
+def _text_of(x: object) -> str:
     return "x" if isinstance(x, Node) else "" if x is None else _literal(x)
 
 
-def constant(node: Any) -> str | None:
+def constant(node: object) -> str | None:
     """The text of a number that is a node of its own; None for another node."""
     if not isinstance(node, Node) or node.target not in (aten.full.default, aten.scalar_tensor.default):
         return None
@@ -274,7 +274,7 @@ def constant(node: Any) -> str | None:
     return _literal(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _lies(value: Any, shape: Any, root: torch.Tensor) -> str | None:
+def _lies(value: object, shape: Sequence[int], root: torch.Tensor) -> str | None:
     """How an operand lies along results of ``shape``, which has the elements of ``root``, the product's own; None where an
     epilogue does not read it."""
     if not isinstance(value, torch.Tensor) or value.device != root.device or value.dtype not in FLOATS or (
@@ -335,7 +335,7 @@ class Text:
             options = {name: x if isinstance(x, str) else _literal(x) for name, x in node.kwargs.items()}
             self._step(node, LINES[node.target](*texts, **options), node.all_input_nodes)
 
-    def _argument(self, node: Any) -> str:
+    def _argument(self, node: Node) -> str:
         if node in self.names:
             return self.names[node]
         text = constant(node)
@@ -428,7 +428,7 @@ class Text:
 # --------------------------------------------------------------------------------------------------
 # The pass: which products are taken, and the graph with gemmkit's calls in it.
 
-class Entry(NamedTuple):
+class LoweredProduct(NamedTuple):
     """What became of a product: its operation and sizes, the epilogue's text if it was taken, and why it was not."""
 
     product: str
@@ -440,7 +440,7 @@ class Lowering(CustomGraphPass):
     """Inductor's pass over a graph of aten's operations. ``take`` is "faster", for what is expected to be no slower than
     PyTorch's, or "all", for whatever can be taken; ``entries`` is told what became of each product."""
 
-    def __init__(self, take: str, entries: list[Entry], before: Sequence[Callable[[Graph], None]] = ()):
+    def __init__(self, take: str, entries: list[LoweredProduct], before: Sequence[Callable[[Graph], None]] = ()):
         self.take, self.entries, self.before = take, entries, before           # passes of the user's, which come before
 
     def __call__(self, graph: Graph) -> None:
@@ -468,7 +468,7 @@ class Lowering(CustomGraphPass):
         about = _about(node)
         try:
             _check(node, self.take)
-            finder = Finder(graph, self.take == "all")
+            finder = Regions(graph, self.take == "all")
             for other in others:
                 if _is_like(node, other):
                     region = finder.region([node, other])
@@ -477,14 +477,14 @@ class Lowering(CustomGraphPass):
             else:
                 region = finder.region([node])
             if region is None:
-                raise NotTaken("nothing of it can be computed element by element")
+                raise LeftAlone("nothing of it can be computed element by element")
             text = Text(region)
-            _check_speed(region, text, self.take)
-        except NotTaken as why:
-            self.entries.append(Entry(about, "", str(why)))
+            _check_speed(region, self.take)
+        except LeftAlone as why:
+            self.entries.append(LoweredProduct(about, "", str(why)))
             return []
         self._replace(graph, region, text)
-        self.entries.append(Entry(about, text.whole, ""))
+        self.entries.append(LoweredProduct(about, text.whole, ""))
         return region.roots
 
     def _replace(self, graph: Graph, region: Region, text: Text) -> None:
@@ -577,7 +577,7 @@ def _a(product: Node) -> Any:
     return product.args[PRODUCTS[product.target][0]]
 
 
-def _is_same(x: Any, y: Any) -> bool:
+def _is_same(x: object, y: object) -> bool:
     """Whether nodes are one tensor, as it is or seen through the same views."""
     return x is y or (isinstance(x, Node) and isinstance(y, Node) and x.target is y.target and x.target in VIEWS
                       and x.args[1:] == y.args[1:] and _is_same(x.args[0], y.args[0]))
@@ -600,47 +600,42 @@ def _is_like(node: Node, other: Node) -> bool:
 
 
 def _check(node: Node, take: str) -> None:
-    """Raise NotTaken for a product that gemmkit does not compute as PyTorch does."""
+    """Raise LeftAlone for a product that gemmkit does not compute as PyTorch does."""
     first = PRODUCTS[node.target][0]
     a, b, d = _value(node.args[first]), _value(node.args[first + 1]), _value(node)
     if not all(isinstance(x, torch.Tensor) for x in (a, b, d)):
-        raise NotTaken("its operands have no known shapes")
+        raise LeftAlone("its operands have no known shapes")
     if a.dtype not in (FLOATS if take == "all" else NARROW) or not a.dtype == b.dtype == d.dtype:
-        raise NotTaken(f"operands of {a.dtype}")
+        raise LeftAlone(f"operands of {a.dtype}")
     if not is_here(a):
-        raise NotTaken(f"tensors on {a.device}")
+        raise LeftAlone(f"tensors on {a.device}")
     if a.dtype == torch.float32 and a.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        raise NotTaken("products of float32 may be TF32's")
+        raise LeftAlone("products of float32 may be TF32's")
     if not all(is_known(x > 0) for x in (*a.shape, b.shape[-1])) or not all(isinstance(x, int) for x in b.shape):
-        raise NotTaken("sizes that are 0, or not known")
+        raise LeftAlone("sizes that are 0, or not known")
 
 
-#: What a block computes of D on Hopper, and how many waves of blocks hide an epilogue that reads a matrix.
+#: What a block computes of D on Hopper, and how many waves of blocks hide what an epilogue does.
 _TILE, _WAVES, _PROCESSORS = (128, 256), 2, 132
-_MOST_OUTPUTS = 1024                   # of gathered rows: threads copy them, where TMA would copy a matrix's
 
 
-def _check_speed(region: Region, text: Text, take: str) -> None:
-    """Raise NotTaken for what PyTorch is expected to compute faster, by the rows of docs/how_to/compile.md."""
+def _check_speed(region: Region, take: str) -> None:
+    """Raise LeftAlone for what is not known to be as fast as PyTorch's, by the rows of docs/how_to/compile.md."""
     if take == "all":
         return
     root = region.roots[0]
     if not is_measured(_value(root)):
-        raise NotTaken("the GPU is no Hopper, for which alone it is known what is faster")
-    gathers = _gathered(_a(root)) is not None
-    if gathers and _value(root).shape[-1] > _MOST_OUTPUTS:
-        raise NotTaken(f"rows are gathered for {_value(root).shape[-1]} outputs, where cuBLAS makes up for a copy of them")
-    if gathers or len(region.roots) > 1 or not region.stores:
-        return
+        raise LeftAlone("the GPU is no Hopper, for which alone it is known what is faster")
+    if _gathered(_a(root)) is not None or not region.stores:
+        raise LeftAlone("gathered rows and reductions without D have not been measured beside Inductor's")
     if all(node in region.roots or node.target in VIEWS or node.target in CASTS for node in region.nodes):
-        raise NotTaken("nothing is fused that cuBLAS does not compute, too")
-    if not all(map(_is_read_whole, region.output.users)):
-        raise NotTaken("a kernel of Inductor's reads the result, and computes this as well")
-    if "matrix" in region.operands.values():
-        rows, columns = (size if isinstance(size, int) else size.node.hint or 0 for size in _value(root).shape[-2:])
-        count = -(-rows // _TILE[0]) * -(-columns // _TILE[1]) * (_value(root).shape[0] if _value(root).dim() == 3 else 1)
-        if count < _WAVES * _processors(_value(root).device):
-            raise NotTaken(f"an epilogue reads a matrix, and D of {rows} x {columns} is too small to hide that")
+        raise LeftAlone("nothing is fused that cuBLAS does not compute, too")
+    if len(region.roots) == 1 and not all(map(_is_read_whole, region.output.users)):
+        raise LeftAlone("a kernel of Inductor's reads the result, and computes this as well")
+    *stack, rows, columns = (size if isinstance(size, int) else size.node.hint or 0 for size in _value(root).shape)
+    count = math.prod(stack) * -(-rows // _TILE[0]) * -(-columns * len(region.roots) // _TILE[1])
+    if count < _WAVES * _processors(_value(root).device):
+        raise LeftAlone(f"D of {rows} x {columns} has too few tiles to hide an epilogue")
 
 
 def _processors(device: torch.device) -> int:
@@ -672,7 +667,7 @@ def backend(graph: GraphModule, inputs: Sequence[Any], *, mode: str | None = Non
 
 
 def _compiled(graph: GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None,
-              entries: list[Entry]) -> Callable[..., Any]:
+              entries: list[LoweredProduct]) -> Callable[..., Any]:
     """`backend`, which tells ``entries`` what becomes of products."""
     from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx
@@ -683,26 +678,26 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], mode: str | None, optio
         raise ValueError(f"options={options!r}: of gemmkit's there is gemmkit.take, which is 'faster' or 'all'")
     patches = {**(list_mode_options(mode) if mode else {}), **given}
     for what, why in replaced(graph, take == "all"):
-        entries.append(Entry(what, "" if why else "attention", why))
+        entries.append(LoweredProduct(what, "" if why else "attention", why))
     users = patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass) or ()
     patches["post_grad_custom_pre_pass"] = Lowering(take, entries, users if isinstance(users, (list, tuple)) else (users,))
     found: Callable[..., Any] = compile_fx(graph, inputs, config_patches=patches)
     return found
 
 
-class Explanation(NamedTuple):
-    """What the backend makes of a function: an `Entry` for each product, in the order of the graphs, and how many graphs
-    Dynamo made of it (1 of a function without a graph break)."""
+class LoweringReport(NamedTuple):
+    """What the backend makes of a function: a `LoweredProduct` for each product, in the order of the graphs, and how many
+    graphs Dynamo made of it (1 of a function without a graph break)."""
 
-    entries: list[Entry]
+    entries: list[LoweredProduct]
     graphs: int
 
     @property
-    def fused(self) -> list[Entry]:
+    def fused(self) -> list[LoweredProduct]:
         return [x for x in self.entries if not x.why]
 
     @property
-    def left(self) -> list[Entry]:
+    def left(self) -> list[LoweredProduct]:
         return [x for x in self.entries if x.why]
 
     def __str__(self) -> str:
@@ -712,7 +707,8 @@ class Explanation(NamedTuple):
         return "\n\n".join([graphs, *taken, *(["\n".join(left)] if left else [])])
 
 
-def explain(function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None, **keywords: Any) -> Explanation:
+def explain(function: Callable[..., Any], *args: object, options: dict[str, Any] | None = None,
+            **keywords: object) -> LoweringReport:
     """Compile and call a function or a module as ``torch.compile(backend="gemmkit")`` does, and say what became of its
     products, of the gradient's as well if a result requires one.
 
@@ -720,13 +716,13 @@ def explain(function: Callable[..., Any], *args: Any, options: dict[str, Any] | 
         function: as ``torch.compile`` takes it; it is called once with ``args`` and ``keywords``.
         options: as ``torch.compile`` takes them.
 
-    Returns: an `Explanation`. ``print`` shows each epilogue's code.
+    Returns: an `LoweringReport`. ``print`` shows each epilogue's code.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> f = lambda x, w, y: torch.relu(x @ w) + y
     >>> x, y = torch.ones(4, 4).half(), torch.ones(4, 4).half()
     >>> with gk.emulate(), torch.no_grad():
-    ...     print(gk.torch.explain(f, x, x, y))
+    ...     print(gk.torch.explain(f, x, x, y, options={"gemmkit.take": "all"}))
     1 graph
     <BLANKLINE>
     mm 4 x 4 x 4 float16
@@ -735,7 +731,7 @@ def explain(function: Callable[..., Any], *args: Any, options: dict[str, Any] | 
             return relu(x)
         return Elementwise(f0) | Residual(p0)
     """
-    entries: list[Entry] = []
+    entries: list[LoweredProduct] = []
     count = 0
 
     def seen(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -747,7 +743,7 @@ def explain(function: Callable[..., Any], *args: Any, options: dict[str, Any] | 
     results = [x for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]
     if results:
         torch.autograd.grad(results, _leaves(results), [torch.zeros_like(x) for x in results], allow_unused=True)
-    return Explanation(entries, count)
+    return LoweringReport(entries, count)
 
 
 def _leaves(results: Sequence[torch.Tensor]) -> list[Any]:

@@ -17,6 +17,7 @@ from gemmkit.functions.matmul import Door, matmul
 from gemmkit.functions.semiring import select
 from gemmkit.kernels.config import KEYWORDS, Config
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import Numeric
 from gemmkit.layouts import ColMajor, Discard, Gather, InterleavedColumns
 from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import dtype_to_torch
@@ -350,12 +351,12 @@ COMPARISONS = {getattr(getattr(aten, name), kind): _infix(sign) for kind in ("Sc
 LINES.update(COMPARISONS)
 
 
-def maximum(x: Any, y: Any) -> Any:
+def maximum(x: Numeric, y: Numeric) -> Any:
     """The larger; NaN if one is."""
     return x if x != x or x > y else y
 
 
-def minimum(x: Any, y: Any) -> Any:
+def minimum(x: Numeric, y: Numeric) -> Any:
     """The smaller; NaN if one is."""
     return x if x != x or x < y else y
 
@@ -411,7 +412,7 @@ def _compute_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, op
 
 
 def _called(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, epilogue: str, dtype: torch.dtype,
-            known: torch.Tensor | None, out: Any) -> Any:
+            known: torch.Tensor | None, out: torch.Tensor | Discard | None) -> Any:
     a, *rest = (x.detach() if x.requires_grad else x for x in (a, *b, *operands))
     b, operands = rest[:len(b)], rest[len(b):]
 
@@ -419,11 +420,10 @@ def _called(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: T
         return (a if index is None else Gather(a, index), b[0] if len(b) == 1 else InterleavedColumns(*b),
                 {"epilogue": made(epilogue)(*operands)} if epilogue else {})
 
-    if out is not known:                               # calls are known by the addresses of their results
+    if out is not known or index is not None:          # calls are known by the addresses of plain operands and results
         x, y, keywords = described()
         return matmul(x, y, out=out, **keywords)
-    return _calls((epilogue, dtype, len(b), index is None), (a, *b, *operands, *(() if index is None else (index,))), out,
-                  None, described)
+    return _calls((epilogue, dtype, len(b)), (a, *b, *operands), out, None, described)
 
 
 _calls = Door()

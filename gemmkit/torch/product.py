@@ -192,8 +192,8 @@ def is_measured(x: torch.Tensor) -> bool:
     return not x.is_cuda or torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
-def node_of(graph: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any] | None = None, like: Any = None,
-            key: str = "val") -> Any:
+def node_of(graph: torch.fx.Graph, target: Callable[..., Any] | str, args: tuple[Any, ...],
+            options: dict[str, Any] | None = None, like: torch.Tensor | None = None, key: str = "val") -> Any:
     """A call in a graph of ``torch.fx``, with the value that compilers know each node by, in its ``meta[key]``. ``like`` is
     such a value, for a call without tensors."""
     options = options or {}
