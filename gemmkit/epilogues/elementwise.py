@@ -354,7 +354,7 @@ class Binary(_WithArray):
     y has the array's dtype, and what f returns is passed on. As `Residual`'s, the array may be D's own memory.
 
     >>> import numpy as np
-    >>> float(Binary(np.array([[1.0, 2.0]]), lambda x, gate: x * gate)(0.5, 0, 1))
+    >>> float(Binary(np.array([[1.0, 2.0]]), f=lambda x, gate: x * gate)(0.5, 0, 1))
     1.0
     """
 

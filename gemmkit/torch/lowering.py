@@ -719,17 +719,16 @@ def explain(function: Callable[..., Any], *args: object, options: dict[str, Any]
     Returns: an `LoweringReport`. ``print`` shows each epilogue's code.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
-    >>> f = lambda x, w, y: torch.relu(x @ w) + y
-    >>> x, y = torch.ones(4, 4).half(), torch.ones(4, 4).half()
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.ReLU()).half()
     >>> with gk.emulate(), torch.no_grad():
-    ...     print(gk.torch.explain(f, x, x, y, options={"gemmkit.take": "all"}))
+    ...     print(gk.torch.explain(model, torch.ones(4, 4).half(), options={"gemmkit.take": "all"}))
     1 graph
     <BLANKLINE>
     mm 4 x 4 x 4 float16
-    def epilogue(p0):
+    def epilogue():
         def f0(x):
             return relu(x)
-        return Elementwise(f0) | Residual(p0)
+        return Elementwise(f0)
     """
     entries: list[LoweredProduct] = []
     count = 0
