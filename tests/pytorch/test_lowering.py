@@ -268,8 +268,19 @@ def randomly(x: Any, w: Any, b: Any) -> Any:
     return F.dropout(F.linear(x, w, b), 0.0)
 
 
+def rounded(x: Any, w: Any, b: Any) -> Any:
+    """A number of 8 bits on the way is a rounding that is meant."""
+    return F.linear(x, w, b).to(torch.float8_e4m3fn).to(x.dtype) * 2
+
+
+def truths(x: Any, w: Any, b: Any) -> Any:
+    """A truth as a factor."""
+    y = F.linear(x, w, b)
+    return (y > 0) * y
+
+
 @pytest.mark.parametrize("function, count, stages", [
-    (several, 1, "Bias(p0)"), (cycle, 3, "Bias(p0) | Elementwise(f1)"), (rows_of, 1, 'Bias(p0) | RowReduce(rows, "max")'),
+    (rounded, 1, "Bias(p0)"), (truths, 1, "Bias(p0)"), (several, 1, "Bias(p0)"), (cycle, 3, "Bias(p0) | Elementwise(f1)"), (rows_of, 1, 'Bias(p0) | RowReduce(rows, "max")'),
     (turned, 1, ""), (integers, 2, "Bias(p0)"), (broadcast, 1, ""), (cubes, 1, "Elementwise(f0)"), (randomly, 1, "Bias(p0)")])
 def test_what_cannot_be_fused_stays_pytorchs(function: Any, count: int, stages: str, in_the_emulator: None) -> None:
     passed = compared(function, X, W, B)
