@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from gemmkit.lang.deferred import public_names
 
 __all__ = [
-    "GELU", "Bias", "CausalMask", "Clamp", "ColumnReduce", "Combine", "ComposedEpilogue", "Default", "Elementwise",
+    "GELU", "Bias", "Binary", "CausalMask", "Clamp", "ColumnReduce", "Combine", "ComposedEpilogue", "Default", "Elementwise",
     "Epilogue", "Fold",
     "LayerNorm", "LinearCombination", "Pack", "Pairs", "RMSNorm", "ReLU", "Residual", "Rotary", "RowReduce", "Saturate",
     "Scale", "SiLU", "Softmax", "Store", "Tanh", "Where", "parts", "result_layout",
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gemmkit.epilogues.elementwise import (
         GELU,
         Bias,
+        Binary,
         CausalMask,
         Clamp,
         Elementwise,

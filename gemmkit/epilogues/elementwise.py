@@ -11,8 +11,9 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.activations import gelu, gelu_tanh, relu, silu, tanh
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.kernels.collectives.operand import column_of, row_of
 from gemmkit.lang.aggregates import convert, convert_all, fill
-from gemmkit.lang.checks import check_dtype, function_given, required, truth
+from gemmkit.lang.checks import check_dtype, function_given, number, required, truth
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, fitting
@@ -359,6 +360,45 @@ class Residual(_WithArray):
     def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         others = self.layout.load(self.array, tile, shape)
         return apply(lambda x, n: x + others[n], values)
+
+
+@dataclass(frozen=True)
+class Binary(_WithArray):
+    """``f(x, y)`` of every element x of D and y, the array's at its place; ``f(x, y, m, n)`` is given the place, too.
+
+    y has the array's dtype, and what f returns is passed on. As `Residual`'s, the array may be D's own memory.
+
+    >>> import numpy as np
+    >>> float(Binary(np.array([[1.0, 2.0]]), f=lambda x, gate: x * gate)(0.5, 0, 1))
+    1.0
+    """
+
+    f: Any = None
+
+    beside = "array"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = function_given(self.f, "Binary", "f", (2, 4), "f(x, y) or f(x, y, m, n), a function of two numbers,")
+        object.__setattr__(self, "f", given)
+
+    @property
+    def with_coordinates(self) -> bool:
+        return required(self.f) == 4
+
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
+        y = self.array[m, n]
+        return self.f(x, y, m, n) if self.with_coordinates else self.f(x, y)
+
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
+        return apply(of_both, values, self, self.layout.load(self.array, tile, shape), tile)
+
+
+def of_both(x: Numeric, n: int, epilogue: Binary, others: Elements, tile: Tile) -> Any:
+    """`Binary` of a tile's n-th element."""
+    if epilogue.with_coordinates:
+        return number(epilogue, "f", epilogue.f(x, others[n], row_of(tile, n), column_of(tile, n)), x)
+    return number(epilogue, "f", epilogue.f(x, others[n]), x)
 
 
 @dataclass(frozen=True)

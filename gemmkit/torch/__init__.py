@@ -12,6 +12,7 @@
     out = gemmkit.torch.KVCache(layers=1, batch=8, heads=8, head_size=128, capacity=4096).attend(q, k, v)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
     print(gemmkit.torch.accelerate(model))       # a finished model's own layers, in place
+    compiled = torch.compile(model, backend="gemmkit")           # products with what stands around them
 
 Only this package imports PyTorch; gemmkit imports the package on demand. The emulator computes tensors on the CPU
 (``with gemmkit.emulate():``), so you can test operators without a GPU.
@@ -24,10 +25,11 @@ from gemmkit.torch.cache import KVCache
 from gemmkit.torch.conv import conv
 from gemmkit.torch.grouped import experts, grouped_mm, scaled_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
+from gemmkit.torch.lowering import LoweringReport, explain
 from gemmkit.torch.modules import scaled_dot_product_attention
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 
-__all__ = ["KVCache", "Linear", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention", "conv", "experts",
-           "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",
+__all__ = ["KVCache", "Linear", "LoweringReport", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention",
+           "conv", "experts", "explain", "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",
            "scaled_dot_product_attention", "scaled_mm", "softmax"]

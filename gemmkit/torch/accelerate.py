@@ -23,18 +23,21 @@ import torch
 from torch.nn import functional as F
 
 from gemmkit.torch import checkpoints, modules
-from gemmkit.torch.comparisons import (
+from gemmkit.torch.layers import QuantisedLinear
+from gemmkit.torch.modules import (
     HOOKS,
+    Replaced,
     compared,
     compared_attention,
     compared_joined,
     compared_packed,
     has_formula,
+    is_linear,
+    made,
     of_plain_layers,
     results,
 )
-from gemmkit.torch.layers import QuantisedLinear
-from gemmkit.torch.modules import NARROW, Replaced, is_here, is_linear, made
+from gemmkit.torch.product import NARROW, is_here
 from gemmkit.torch.rows import UNITS
 
 #: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced, and when those of packed

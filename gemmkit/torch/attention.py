@@ -7,12 +7,15 @@ A mask and a score are no tensors: eager calls carry them as they are, the opera
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from operator import getitem
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn import functional as F
 
 from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
@@ -23,14 +26,18 @@ from gemmkit.lang.references import is_gemmkit
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.torch.product import (
+    NARROW,
     Differentiable,
     autocast,
     batched_by,
     define,
     is_eager,
+    is_here,
     is_looked_at,
+    is_measured,
     keep_nothing,
     no_second,
+    node_of,
     records,
 )
 
@@ -91,7 +98,8 @@ def _is_told(x: Any) -> bool:
 
 _constant_name = torch.compiler.assume_constant_result(_named)
 CAUSAL = Causal()
-_CAUSAL_NAME = _named(CAUSAL, None, False)
+#: The operator's names of no mask, and of the causal one.
+KINDS = _PLAIN, _named(CAUSAL, None, False)
 
 
 def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
@@ -172,8 +180,7 @@ def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
     is copied first. Its masks have their names before a compiler asks (PyTorch 2.11's takes no mask for a constant)."""
     q, k, v = autocast(q, k, v)
     if torch.compiler.is_compiling():
-        kind = _CAUSAL_NAME if is_causal else _PLAIN
-        return _OPERATOR(q, k, v, None, None, None, kind=kind, scale=scale, layout="bnhd")[0]
+        return _OPERATOR(q, k, v, None, None, None, kind=KINDS[is_causal], scale=scale, layout="bnhd")[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
     return _attended(q, k, v, CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
 
@@ -318,3 +325,84 @@ _OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _in_a_grap
 _GRADIENTS: Any = Differentiable(
     define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _in_a_graph(_compute_gradients, 4), _allocate_gradients),
     no_second("gemmkit.torch.attention has"), keep_nothing, _gradients_one_by_one, _compute_gradients)
+
+
+# --------------------------------------------------------------------------------------------------
+# What attention takes, and attention in a graph before PyTorch takes it apart: its gradient is an operator, too.
+
+def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, shares_heads: bool,
+            known: Callable[[Any], bool] = bool) -> bool:
+    """Whether attention takes these shapes and strides; ``known`` says whether a condition holds, of symbols in a graph."""
+    if not q.dim() == k.dim() == v.dim() == 4 or not (known(k.numel() != 0) and known(v.numel() != 0)):
+        return False
+    (batch, heads, queries, size), (b, shared, keys, of_k), of_v = q.shape, k.shape, v.shape
+    if not all(map(known, (batch == b, of_v[0] == b, of_v[1] == shared, of_v[2] == keys, size == of_k, size % 8 == 0,
+                           of_v[3] % 8 == 0, size <= 256, of_v[3] <= 256, heads % shared == 0))):
+        return False
+    if not (shares_heads or known(heads == shared)) or (is_causal and not known(queries == keys)):
+        return False
+    return all(known(x.stride(3) == 1) and all(known(step % 8 == 0) for step in x.stride()[:3]) for x in (q, k, v))
+
+
+_KEY = "example_value"
+_ATTENTION = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
+
+
+def replaced(module: torch.fx.GraphModule, takes_all: bool) -> Iterator[tuple[str, str]]:
+    """Put ``gemmkit::attention`` where a graph of Dynamo's has attention that gemmkit takes; what each is, and why it stays
+    PyTorch's ("": it does not)."""
+    graph = module.graph
+    cast = {x.args[1] for x in graph.nodes if "_enter_autocast" in str(x.target) and len(x.args) > 1}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _ATTENTION:
+            continue
+        said = _Said(*node.args, **node.kwargs)
+        why = _why_not(said, cast, takes_all)
+        yield "attention" + "".join(f" {tuple(_example(x).shape)}" for x in said[:3]), why
+        if why:
+            continue
+        with graph.inserting_before(node):
+            turned = [node_of(graph, "transpose", (x, 1, 2), key=_KEY) for x in said[:3]]
+            kind = {"kind": KINDS[bool(said.is_causal)], "scale": said.scale, "layout": "bnhd"}
+            both = node_of(graph, torch.ops.gemmkit.attention.default, (*turned, None, None, None), kind, key=_KEY)
+            found = node_of(graph, "transpose", (node_of(graph, getitem, (both, 0), key=_KEY), 1, 2), key=_KEY)
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)
+    module.recompile()
+
+
+class _Said(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    attn_mask: Any = None
+    dropout_p: Any = 0.0
+    is_causal: Any = False
+    scale: Any = None
+    enable_gqa: Any = False
+
+
+def _example(node: object) -> Any:
+    return node.meta.get(_KEY) if isinstance(node, torch.fx.Node) else None
+
+
+def _why_not(said: _Said, cast: set[Any], takes_all: bool) -> str:
+    """Why attention stays PyTorch's; "" if it does not."""
+    q, k, v = map(_example, said[:3])
+    if not all(isinstance(x, torch.Tensor) and not isinstance(x, torch.nn.Parameter) for x in (q, k, v)):
+        return "its operands have no known shapes"
+    if said.attn_mask is not None or said.dropout_p != 0:
+        return "it has a mask tensor or dropout"
+    if q.dtype not in NARROW or not q.dtype == k.dtype == v.dtype or cast - {q.dtype}:
+        return f"operands of {q.dtype}"
+    if not is_here(q):
+        return f"tensors on {q.device}"
+    if not takes_all and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "a gradient is recorded, and cuDNN's is faster"
+    if not takes_all and not is_measured(q):
+        return "the GPU is no Hopper, for which alone it is known what is faster"
+    if not isinstance(said.is_causal, bool) or not (said.scale is None or isinstance(said.scale, float)):
+        return "is_causal or scale is not a constant"
+    if not attends(q, k, v, said.is_causal, bool(said.enable_gqa), statically_known_true):
+        return "gemmkit does not take its shapes"
+    return ""

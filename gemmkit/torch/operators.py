@@ -1,19 +1,24 @@
-"""``op``: any product as an operator of ``torch.library``."""
+"""``op``: any product as an operator of ``torch.library``; and ``gemmkit::fused``, whose epilogue is text."""
 
 from __future__ import annotations
 
+import functools
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from gemmkit.epilogues import Epilogue, Store
-from gemmkit.functions.matmul import matmul
+from gemmkit import epilogues
+from gemmkit.epilogues import Epilogue, Store, activations
+from gemmkit.functions.matmul import Door, matmul
 from gemmkit.functions.number_systems import select
 from gemmkit.kernels.config import KEYWORDS, Config
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import ColMajor
+from gemmkit.lang.host import Numeric
+from gemmkit.layouts import ColMajor, Discard, Gather, InterleavedColumns
 from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.torch import product
@@ -286,3 +291,142 @@ def _named(name: str) -> ProductOperator:
     if name not in _operators:
         raise ValueError(f"this process has no operator {name}; call gemmkit.torch.op(name={name!r}, ...) before unpickling")
     return _operators[name]
+
+
+# --------------------------------------------------------------------------------------------------
+# ``gemmkit::fused``: a product whose epilogue is text, for graphs that PyTorch keeps (`gemmkit.torch.lowering`).
+
+aten = torch.ops.aten
+Line = Callable[..., str]               # of a result, by the text of arguments
+
+
+def _infix(sign: str) -> Line:
+    return lambda x, y: f"{x} {sign} {y}"
+
+
+def _call(name: str) -> Line:
+    return lambda x: f"{name}({x})"
+
+
+def _sum(sign: str) -> Line:
+    return lambda x, y, alpha="1": f"{x} {sign} {y}" if alpha == "1" else f"{x} {sign} {y} * {alpha}"
+
+
+def _power(x: str, exponent: str) -> str:
+    known = {2.0: f"{x} * {x}", 3.0: f"{x} * {x} * {x}", 0.5: f"math.sqrt({x})", -1.0: f"1 / {x}",
+             -0.5: f"1 / math.sqrt({x})"}
+    if float(exponent.strip("()")) not in known:
+        raise ValueError(f"a power of {exponent}")
+    return known[float(exponent.strip("()"))]
+
+
+def _clamped(x: str, low: str = "", high: str = "") -> str:
+    above = f"maximum({x}, {low})" if low else x
+    return f"minimum({above}, {high})" if high else above
+
+
+def _gelu(x: str, *, approximate: str = "none") -> str:
+    return f"{'gelu' if approximate == 'none' else 'gelu_tanh'}({x})"
+
+
+#: The operations, and the text of their results by that of their arguments.
+LINES: dict[Any, Line] = {
+    aten.add.Tensor: _sum("+"), aten.add.Scalar: _sum("+"), aten.sub.Tensor: _sum("-"), aten.sub.Scalar: _sum("-"),
+    aten.rsub.Scalar: lambda x, y: f"{y} - {x}",
+    aten.mul.Tensor: _infix("*"), aten.mul.Scalar: _infix("*"), aten.div.Tensor: _infix("/"), aten.div.Scalar: _infix("/"),
+    aten.reciprocal.default: lambda x: f"1 / {x}", aten.neg.default: lambda x: f"-{x}", aten.abs.default: _call("abs"),
+    aten.exp.default: _call("math.exp"), aten.log.default: _call("math.log"), aten.sqrt.default: _call("math.sqrt"),
+    aten.rsqrt.default: lambda x: f"1 / math.sqrt({x})", aten.tanh.default: _call("math.tanh"),
+    aten.erf.default: _call("math.erf"), aten.sin.default: _call("math.sin"), aten.cos.default: _call("math.cos"),
+    aten.sigmoid.default: _call("sigmoid"), aten.relu.default: _call("relu"), aten.silu.default: _call("silu"),
+    aten.gelu.default: _gelu, aten.pow.Tensor_Scalar: _power, aten.square.default: lambda x: f"{x} * {x}",
+    aten.maximum.default: lambda x, y: f"maximum({x}, {y})", aten.minimum.default: lambda x, y: f"minimum({x}, {y})",
+    aten.clamp.default: _clamped, aten.hardtanh.default: _clamped,
+    aten.clamp_min.default: lambda x, low: f"maximum({x}, {low})",
+    aten.clamp_max.default: lambda x, high: f"minimum({x}, {high})",
+    aten.where.self: lambda which, x, y: f"{x} if {which} else {y}",
+}
+COMPARISONS = {getattr(getattr(aten, name), kind): _infix(sign) for kind in ("Scalar", "Tensor")
+               for name, sign in dict(lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!=").items()}
+LINES.update(COMPARISONS)
+
+
+def maximum(x: Numeric, y: Numeric) -> Any:
+    """The larger; NaN if one is."""
+    return x if x != x or x > y else y
+
+
+def minimum(x: Numeric, y: Numeric) -> Any:
+    """The smaller; NaN if one is."""
+    return x if x != x or x < y else y
+
+
+#: What the text of an epilogue may name.
+NAMES: dict[str, Any] = {
+    "math": math, "float32": np.float32, "float64": np.float64, "maximum": maximum, "minimum": minimum, "abs": abs,
+    **{name: getattr(activations, name) for name in ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")},
+    **{name: getattr(epilogues, name) for name in ("Bias", "Binary", "Elementwise", "Fold", "Residual", "RowReduce")}}
+
+
+@functools.lru_cache(maxsize=1024)
+def made(text: str) -> Callable[..., Any]:
+    """The function of arrays that an epilogue's text says."""
+    names = dict(NAMES)
+    exec(compile(text, "<epilogue of gemmkit::fused>", "exec"), names)
+    function: Callable[..., Any] = names["epilogue"]
+    return function
+
+
+_FUSED = "(Tensor a, Tensor? index, Tensor[] b, Tensor[] operands, *, str epilogue, ScalarType dtype"
+Tensors = Sequence[torch.Tensor]
+
+
+def _allocate_fused(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+              dtype: torch.dtype) -> Any:
+    check_together(a, index=index, b=b[0])
+    rows = a.shape[:-1] if index is None else index.shape
+    return a.new_empty((*rows, b[0].shape[-1]), dtype=dtype)
+
+
+def _compute_fused(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+             dtype: torch.dtype) -> Any:
+    """D = epilogue(A B), where A is ``a`` or its rows ``index``, and B one matrix or the interleaved columns of several."""
+    own = dtype == a.dtype and index is None           # known calls make the result themselves
+    out = None if own else _allocate_fused(a, index, b, operands, epilogue=epilogue, dtype=dtype)
+    return _called(a, index, b, operands, epilogue, dtype, out, out)
+
+
+def _allocate_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+                      dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
+    d = _allocate_fused(a, index, b, operands, epilogue=epilogue, dtype=dtype)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    return d if stores else a.new_empty(0, dtype=dtype), a.new_empty(d.shape[:-1], dtype=wide)
+
+
+def _compute_reduced(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, *, epilogue: str,
+                     dtype: torch.dtype, stores: bool) -> tuple[Any, Any]:
+    """The same, and what the epilogue reduces the rows of D to; D is empty unless the call ``stores`` it."""
+    out, rows = _allocate_reduced(a, index, b, operands, epilogue=epilogue, dtype=dtype, stores=stores)
+    _called(a, index, b, (*operands, rows), epilogue, dtype, out if stores else None, out if stores else Discard())
+    return out, rows
+
+
+def _called(a: torch.Tensor, index: torch.Tensor | None, b: Tensors, operands: Tensors, epilogue: str, dtype: torch.dtype,
+            known: torch.Tensor | None, out: torch.Tensor | Discard | None) -> Any:
+    a, *rest = (x.detach() if x.requires_grad else x for x in (a, *b, *operands))
+    b, operands = rest[:len(b)], rest[len(b):]
+
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        return (a if index is None else Gather(a, index), b[0] if len(b) == 1 else InterleavedColumns(*b),
+                {"epilogue": made(epilogue)(*operands)} if epilogue else {})
+
+    if out is not known or index is not None:          # calls are known by the addresses of plain operands and results
+        x, y, keywords = described()
+        return matmul(x, y, out=out, **keywords)
+    return _calls((epilogue, dtype, len(b)), (a, *b, *operands), out, None, described)
+
+
+_calls = Door()
+FUSED = define("gemmkit::fused", f"{_FUSED}) -> Tensor", _compute_fused, _allocate_fused)
+REDUCED = define("gemmkit::fused_and_reduced", f"{_FUSED}, bool stores) -> (Tensor, Tensor)", _compute_reduced,
+                 _allocate_reduced)

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
+from torch.utils import _pytree
 
 from gemmkit import layouts
 from gemmkit.blas import CONJUGATE
+from gemmkit.emulator.mode import current_mode
 from gemmkit.functions.matmul import Door, matmul
 from gemmkit.layouts import matrices
 
@@ -164,6 +167,43 @@ def _one_after_the_other(operator: Callable[..., Any], size: int, in_dims: Seque
     if not isinstance(made[0], tuple):
         return torch.stack(made), 0
     return tuple(torch.stack(found) for found in zip(*made)), (0,) * len(made[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# What gemmkit computes of a model: tensors of a GPU, and of the CPU in the emulator; nodes of compilers' graphs.
+
+NARROW = torch.float16, torch.bfloat16
+
+
+def _emulated() -> bool:
+    return current_mode() is not None
+
+
+_is_emulated = torch.compiler.assume_constant_result(_emulated)
+
+
+def is_here(x: torch.Tensor) -> bool:
+    """Whether gemmkit computes tensors of x's device: a GPU's, and the CPU's in the emulator."""
+    return bool(x.is_cuda or (x.is_cpu and _is_emulated()))
+
+
+def is_measured(x: torch.Tensor) -> bool:
+    """Whether it is known of x's GPU which of gemmkit's kernels are faster than PyTorch's: a Hopper's; or the emulator's."""
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device) == (9, 0)
+
+
+def node_of(graph: torch.fx.Graph, target: Callable[..., Any] | str, args: tuple[Any, ...],
+            options: dict[str, Any] | None = None, like: torch.Tensor | None = None, key: str = "val") -> Any:
+    """A call in a graph of ``torch.fx``, with the value that compilers know each node by, in its ``meta[key]``. ``like`` is
+    such a value, for a call without tensors."""
+    options = options or {}
+    node = getattr(graph, "call_method" if isinstance(target, str) else "call_function")(target, args, options)
+    given = torch.fx.node.map_arg((args, options), lambda x: x.meta.get(key))
+    function = getattr(torch.Tensor, target) if isinstance(target, str) else target
+    fake = next((x.fake_mode for x in _pytree.tree_leaves((given, like)) if hasattr(x, "fake_mode")), nullcontext())
+    with fake:
+        node.meta[key] = function(*given[0], **given[1])
+    return node
 
 
 # --------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ GOOD: dict[str, tuple[str, str]] = {
     "epilogues.ComposedEpilogue.first": ("component", "epilogues.ReLU()"), "cos": ("array", "np.ones((5, 2), 'f4')"), "sin": ("array", "np.ones((5, 2), 'f4')"),
     "by": ("any", "2.0"), "value": ("count", "0.0"), "Where.mask": ("function:2", "lambda m, n: m > n"),
     "RowReduce.out": ("array", "of(1, 5)"), "ColumnReduce.out": ("array", "of(1, 3)"), "Residual.array": ("array", "of(1, 5, 3)"),
-    "Store.array": ("array", "of(1, 5, 3)"), "epilogues.first": ("component", "epilogues.ReLU()"),
+    "Store.array": ("array", "of(1, 5, 3)"), "Binary.array": ("array", "of(1, 5, 3)"), "Binary.f": ("function:2", "lambda x, y: x * y"), "epilogues.first": ("component", "epilogues.ReLU()"),
     "epilogues.second": ("component", "epilogues.ReLU()"), "first": ("component", "transforms.Identity()"),
     "second": ("component", "transforms.Identity()"), "Fold.f": ("function:2", "lambda x, y: x + y"),
     "Pairs.f": ("function:4", "lambda x, y, m, n: (x, y)"), "base": ("component", "operators.FPUOp(M=16, N=16)"),

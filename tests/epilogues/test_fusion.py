@@ -14,6 +14,7 @@ from gemmkit import epilogues, layouts, transforms
 from gemmkit.epilogues import (
     GELU,
     Bias,
+    Binary,
     CausalMask,
     Clamp,
     Elementwise,
@@ -133,14 +134,17 @@ def test_store_keeps_the_value_before_the_activation(machine: Any, order: str, r
 
 @on_machines
 def test_a_long_chain(machine: Any, rng: np.random.Generator) -> None:
-    """scale, bias, residual, activation, row scale, mask: as a sum of parts grouped in two ways."""
+    """scale, bias, residual, activation, row scale, gates, mask: as a sum of parts grouped in two ways."""
     a, b = operands(rng, OPERATORS["mma"])
-    bias, rows, residual = random(rng, (N,), F32), random(rng, (M,), F16), random(rng, (M, N), F16)
+    bias, rows, residual, gate = random(rng, (N,), F32), random(rng, (M,), F16), random(rng, (M, N), F16), random(rng, (N, M), F32).T
     x = 0.5 * reference(a, b) + bias + residual
-    expected = np.where(COLUMNS <= ROWS, x / (1 + np.exp(-x)) * rows[:, None].astype(F64), -1)
-    parts = [Scale(0.5), Bias(machine.array(bias)), Residual(machine.array(residual)), SiLU(), Scale(machine.array(rows), along="M"), CausalMask(-1.0)]
-    left = parts[0] | parts[1] | parts[2] | parts[3] | parts[4] | parts[5]
-    right = (parts[0] | parts[1]) | (parts[2] | (parts[3] | (parts[4] | parts[5])))
+    x = x / (1 + np.exp(-x)) * rows[:, None].astype(F64) * (1 + gate) + residual * ROWS - COLUMNS
+    parts = [Scale(0.5), Bias(machine.array(bias)), Residual(machine.array(residual)), SiLU(), Scale(machine.array(rows), along="M"),
+             Binary(machine.array(gate), f=lambda x, y: x * (1 + y)),
+             Binary(machine.array(residual), f=lambda x, y, m, n: x + np.float32(y) * m - n), CausalMask(-1.0)]
+    expected = np.where(COLUMNS <= ROWS, x, -1)
+    left = parts[0] | parts[1] | parts[2] | parts[3] | parts[4] | parts[5] | parts[6] | parts[7]
+    right = (parts[0] | parts[1]) | (parts[2] | (parts[3] | (parts[4] | (parts[5] | (parts[6] | parts[7])))))
     assert list(epilogues.parts(left)) == list(epilogues.parts(right)) == parts
     for epilogue in (left, right):
         assert_close(product(machine, a, b, OPERATORS["mma"], epilogue=epilogue), expected, 1e-6)
@@ -281,7 +285,8 @@ def test_a_chain_leaves_no_trace() -> None:
         return ahead.compile_config(conf, device=H100, gemm_shape=dict(M=256, N=256, K=256))
 
     array = np.zeros((256, 256), F16)
-    chain = kernel(Scale(0.5) | Bias(array[0]) | Store(array) | GELU() | Residual(array) | CausalMask(0.0))
+    chain = kernel(Scale(0.5) | Bias(array[0]) | Store(array) | GELU() | Residual(array) | Binary(array, f=lambda x, y: x * y)
+                   | Binary(array, f=lambda x, y, m, n: x + y * (m - n)) | CausalMask(0.0))
     assert chain.usage.stack_bytes == 0 and chain.usage.spill_stores == 0 and chain.instructions["CALL"] == 0
     plain, nothing = kernel(epilogues.Default()), kernel(epilogues.Default() | Elementwise(lambda x: x) | Elementwise(lambda x, m, n: x))
     assert plain.instructions == nothing.instructions
@@ -303,6 +308,10 @@ A = np.ones((6, 6), F32)
     (lambda: Where(True, 0.0), TypeError, ("mask=True",)),
     (lambda: Scale("x"), TypeError, ("str",)),
     (lambda: Scale(2.0, along="K"), ValueError, ("along='K'",)),
+    (lambda: Binary(A, f=3), TypeError, ("Binary", "f=3")),
+    (lambda: Binary(A, f=lambda x: x), TypeError, ("Binary", "1 argument")),
+    (lambda: Binary(A[0], f=lambda x, y: x), ValueError, ("Binary", "1 dimensions")),
+    (lambda: gk.matmul(A, A, epilogue=Binary(A[:5], f=lambda x, y: x)), ValueError, ("array of Binary", "(5, 6)", "6 x 6")),
     (lambda: Residual(A[0]), ValueError, ("Residual", "1 dimensions")),
     (lambda: Residual(A, layout=F32), TypeError, ("layout=",)),
     (lambda: ReLU() | (lambda x: x), TypeError, ("epilogues.Elementwise",)),

@@ -1,4 +1,5 @@
-"""docs/pytorch.md and the page about `accelerate`: their blocks run, one after the other, and print what is shown."""
+"""docs/pytorch.md and the pages about `accelerate` and `torch.compile`: their blocks run, one after the other, and print what is
+shown."""
 
 from __future__ import annotations
 
@@ -32,4 +33,18 @@ def test_accelerate(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -
 
     torch.manual_seed(0)
     assert markdown.run(path, monkeypatch, rng, {}, check) == 3
+    assert not shown
+
+
+def test_compile(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    path = markdown.ROOT / "docs" / "how_to" / "compile.md"
+    shown = [block.text.strip() for block in markdown.blocks(path) if block.language == "text"]
+
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        if said:
+            assert said.strip() == shown.pop(0)
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    assert markdown.run(path, monkeypatch, rng, {}, check) == 2
     assert not shown

@@ -102,6 +102,10 @@ def test_a_residual(machine: Any, schedule: str, columns: int, size: tuple[int, 
     epilogue = epilogues.Bias(machine.array(bias)) | ReLU() | Residual(machine.array(c)) | epilogues.Clamp(-99.0, 99.0)
     d = run(machine, config(schedule, columns, epilogue=epilogue), a, b)
     assert np.array_equal(d, np.clip(np.maximum(product(a, b) + bias, 0) + c, -99, 99))
+    epilogue = epilogues.Bias(machine.array(bias)) | epilogues.Binary(machine.array(c), f=lambda x, y, m, n: x * (y + n - m)) | ReLU()
+    d = run(machine, config(schedule, columns, epilogue=epilogue), a, b)
+    m, n = np.ogrid[:size[0], :size[1]]
+    assert np.array_equal(d, np.maximum((product(a, b) + bias) * (c + n - m), 0).astype(d.dtype))
 
 
 @pytest.mark.kin(5)
