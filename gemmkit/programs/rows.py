@@ -13,6 +13,7 @@ import numpy as np
 from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
+from gemmkit.programs.chains.chain import updates_last
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.launches import Printed
 from gemmkit.programs.mapping import Mapping
@@ -104,6 +105,7 @@ def row_program_of(loop: Loop) -> RowProgram:
                                       "others)", store.line)
         if rank > len(made.indices):
             lengths.setdefault(store.parameter.shape[-1], store.line)
+    made.stores = updates_last(stores, loop)
     if len(lengths) > 1:
         raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements; all rows of a kernel must have "
                                   "one length (only .reference(...) runs others)", list(lengths.values())[1])
@@ -725,7 +727,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
     printer.needs |= {"F32", *(line.removesuffix("()") for line in begin), type(team).__name__, type(source).__name__,
                       *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
-    reads = [name for name in dtypes if name in program.reads]
+    reads = [name for name in dtypes if name in program.reads and name not in outs]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for made in steps.all for x in made.named)]
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
@@ -751,7 +753,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*counted, "columns"), tuple(tile), tuple(used),
-                   team.block, callees=callees)
+                   team.block, callees=callees, updated=tuple(name for name in outs if name in program.reads))
 
 
 def shown_team(team: RowTeam) -> str:

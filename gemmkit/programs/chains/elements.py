@@ -201,7 +201,7 @@ class Element:
     def _shown(self, x: Value) -> str:
         """What a mask shows of the rounds' places: each row's bounds are worked out once, and compared with constants."""
         mask, (rows, index), found = x.data.f, self.root.dims, []
-        row, place = f"{self.place(rows)} + group * 64 + own_row()", f"{self.place(index)} + column"
+        row, place = f"{self.place(rows)}{self.chain.of_group} + own_row()", f"{self.place(index)} + column"
         given = ", ".join([x.data.name, row, f"{self._extent(rows)} - 1", place, *map(self._of_tile, x.args[2:])])
         for has_bound, kind, sign in ((mask.has_first, "first", ">="), (mask.has_end, "end", "<")):
             if has_bound:
@@ -246,7 +246,7 @@ class Element:
             return None
         for bounds, kind, sign in ((found[0], "begins", ">="), (found[1], "ends", "<")):
             for bound in bounds:
-                row = f"{self.place(self.chain.rows)} + group * 64 + own_row()"
+                row = f"{self.place(self.chain.rows)}{self.chain.of_group} + own_row()"
                 given = f"limits({row}, {self.place(self.chain.index)} + column, {bound.slope}, {bound.shift})"
                 name = unique(kind, {other for other, held in self.extra.items() if held != given})
                 self.extra[name] = given
@@ -306,10 +306,12 @@ class Element:
     def _begin(self, dim: Any) -> tuple[str, str, str]:
         """Where the thread's first place is: its name and its expression; and how much further the element's is."""
         if dim is self.chain.rows:
-            return "row", f"carried({self.place(dim)} + group * 64 + own_row())", "i * 8" if self.is_rows else "row_of(i)"
+            begin = f"carried({self.place(dim)}{self.chain.of_group} + own_row())"
+            return "row", begin, "i * 8" if self.is_rows else "row_of(i)"
         at = "column_of(i)" if self.root.op == READ else "column_at(i)"
         if isinstance(dim, Axis):
-            return "column", "column", at
+            half = self.chain.half_of(dim)
+            return ("first_column", f"group * {half} + column", at) if half else ("column", "column", at)
         return "place", f"carried({self.place(dim)} + column)", at
 
     def _load(self, x: Value) -> str:
@@ -318,7 +320,8 @@ class Element:
         self.extra[parameter.name] = parameter.name
         whole = [dim for dim in x.dims if isinstance(dim, Axis)]
         found = f"{parameter.name}[{', '.join([*map(self._in_array, key), *map(self._place, whole)])}]"
-        filled = [f"{self._place(dim)} < {dim.size}" for dim in whole if dim.size % self.unit]
+        filled = [f"{self._place(dim)} < {dim.size}" for dim in whole
+                  if dim.size % self.unit or dim.size < 2 * self.chain.half_of(dim)]
         return f"(convert(F32, {found}) if {filled[0]} else convert(F32, 0.0))" if filled else found
 
     # -- the whole ----------------------------------------------------------------------------------------------------
