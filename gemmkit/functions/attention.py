@@ -55,7 +55,7 @@ from gemmkit.runtime.tensor_maps import why_not
 LAYOUTS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3)}
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 WIDEST = {"q": 576, "k": 576, "v": 512}            # heads: those of MLA's latent
-WIDE = 256                             # from here on v may lie in k
+WIDE = 256                             # columns of heads; of wider ones v may lie in k, and none has a gradient
 FEW = 64                               # queries whose heads are rows of one tile
 LIMIT = 2**30                          # rows: coordinates are 32 bits wide, and masks add to them
 

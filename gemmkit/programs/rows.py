@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
+from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_whole_load
 from gemmkit.programs.chains.chain import updates_last
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.launches import Printed
@@ -126,9 +126,9 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
         if not {index.of_loop for index in key} <= set(program.sizes) or len(set(key)) < len(key):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
                                       f"{shown(program.indices)}", x.line)
-        if np.dtype(parameter.dtype).name not in FLOATS:
+        if np.dtype(parameter.dtype).name not in FLOATS and not (is_whole_load(x) and is_row(x)):
             raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a function of rows reads float16, "
-                                     "bfloat16 or float32", x.line)
+                                     "bfloat16 or float32, and whole numbers of which a row has one", x.line)
         program.reads.setdefault(parameter.name, x.line)
     if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
         raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows compute in float32; astype may round to "
@@ -437,8 +437,8 @@ class RowElement:
             kind = DTYPES[np.dtype(x.data).name]
             self.needs.add(kind)
             return self._converted(f"convert({kind}, {bare(self._float(x.args[0]))})")
-        whole = is_whole_number(x) and all(is_whole_number(y) or (y.op == "const" and float(y.data).is_integer())
-                                           for y in x.args)
+        whole = is_whole_number(x) and all(is_whole_number(y) or is_whole_load(y) or (
+            y.op == "const" and float(y.data).is_integer()) for y in x.args)
         if x.op == "sub" and not whole and "mul" in (x.args[0].op, x.args[1].op):
             one, other = (self.of(y) if self.is_float(y) else self._converted(self.of(y)) for y in x.args)
             self.needs.add("difference")               # a GPU would fuse the product: a row's largest is 0 from itself
@@ -494,10 +494,10 @@ class RowElement:
 
     def is_float(self, x: Value) -> bool:
         """Whether a value's text is in float32: not a constant, which is as wide as what it meets."""
-        if self._has_name(x) or x.op in FLOAT32:
+        if not is_whole_load(x) and (self._has_name(x) or x.op in FLOAT32):
             return True
         if x.op in ("const", "coordinate", "load") or is_whole_number(x):
-            return x.op == "load" and not is_narrow(x)
+            return x.op == "load" and not is_narrow(x) and not is_whole_load(x)
         return any(self.is_float(y) or is_narrow(y) or is_whole_number(y) for y in x.args) or x.op == "where"
 
 
@@ -662,9 +662,9 @@ class RowPrinter:
         if x.op == "scalar":
             return [f"{self.name(x)} = sizes.{x.data}"]
         if x.op == "load":
-            self.needs |= {"convert", "F32"}
-            at = ", ".join(index.text() for index in x.data[1])
-            return [f"{self.name(x)} = convert(F32, {x.data[0].name}[{at}])"]
+            found = f"{x.data[0].name}[{', '.join(index.text() for index in x.data[1])}]"
+            self.needs |= set() if is_whole_load(x) else {"convert", "F32"}
+            return [f"{self.name(x)} = {found if is_whole_load(x) else f'convert(F32, {found})'}"]
         made = self.element(x, True)
         text = made.text
         if x.op not in CONDITIONS and not made.is_float(x):

@@ -641,9 +641,9 @@ class Parameter(Arithmetic):
         stop = slices[-1].stop if slices and slices[-1] is not None else None
         if all(x == slice(None) for x in slices):
             return indices, None
-        is_axis = isinstance(stop, ProgramAxis) and not (stop.stack or stop.offsets or stop.table)
         is_first = slices[:-1] == [slice(None)] * (len(slices) - 1) and slices[-1] == slice(stop)
-        if not (is_axis and is_first) or len(key) < len(self._shape):
+        is_first = is_first and len(key) == len(self._shape)
+        if not isinstance(stop, ProgramAxis) or not is_first or stop.stack or stop.offsets or stop.table:
             raise refused(TypeError, f"{self.name}[...]: a slice is of the first columns, as many as an axis has: "
                                      f"{self.name}[n, :v.columns]")
         if stop.length > self._shape[-1]:

@@ -302,6 +302,33 @@ def test_in_place_and_element_by_element(machine: Any, dtype: Any, shape: tuple[
     run(stacked_in_place, drawn(3, *shape), rng.standard_normal(3).astype(F32))
 
 
+@gk.program
+def cross_entropy(x: Any, labels: Any, loss: Any, weight: Any) -> None:
+    """A whole number for each row, which is compared with places, and is a number."""
+    for m in gp.parallel(x.rows):
+        top = x[m].max(axis=1)
+        picked = gp.where(lambda i, j: labels[i] == j, x[m], 0.0).sum(axis=1)
+        loss[m] = gp.where(labels[m] < 0, 0.0, top + gp.log(gp.exp(x[m] - top).sum(axis=1)) - picked)
+        weight[m] = labels[m] * 0.5 + gp.call(lambda label: label % 7, labels[m])
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.int16], ids=str)
+def test_whole_numbers_of_rows(machine: Any, dtype: Any, rng: np.random.Generator) -> None:
+    for rows, columns in ((5, 7), (9, 1000), (1, 1)):
+        x, labels = rng.standard_normal((rows, columns)).astype(F16), rng.integers(0, min(columns, 100), rows).astype(dtype)
+        labels[0] = labels[0] if dtype == np.uint8 else -1
+        wanted = cross_entropy.reference(x, labels, empty(rows), empty(rows))
+        results = [machine.array(empty(rows, dtype=F32)) for _ in range(2)]
+        with machine.session():
+            cross_entropy(machine.array(x), machine.array(labels), *results)
+        for got, exact in zip(results, wanted, strict=True):
+            close(machine.numpy(got), exact)
+    with pytest.raises(TypeError, match="x has dtype int32; .*and whole numbers of which a row has one"):
+        cross_entropy.plan(labels[None].astype(np.int32), labels.astype(np.int32), *map(np.copy, (empty(1, dtype=F32),) * 2))
+
+
 def swapped(x: Any, y: Any) -> None:
     for m in gp.parallel(x.rows):
         one, other = x[m], y[m]
@@ -374,10 +401,10 @@ def in_double(x: Any, y: Any) -> None:
 
 REFUSED = [
     (over_rows, r"sum\(axis=0\) reduces .*but a tile has only a part"), (over_the_block, "rows are computed as they lie|reduces"),
-    (product, "products of whole rows are taken in rounds"), (read_and_stored, "y is both read and stored"),
+    (product, "the right operand of a product is computed"), (read_and_stored, "y is both read and stored"),
     (stored_once, "only the first block along"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
     (nothing_read, "no row of an array is read"), (a_mean_of_blocks, "a mean needs the whole row"),
-    (a_matrix_without_indices, r"read blocks of others: x\[m\]"), (in_double, "computed in float32")]
+    (a_matrix_without_indices, r"read blocks of others: x\[m\]"), (in_double, "functions of rows compute in float32")]
 
 
 @pytest.mark.parametrize("function, words", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
