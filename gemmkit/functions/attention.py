@@ -506,7 +506,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         ValueError: shapes do not fit each other, heads do not divide, no kernel can load the strides, out overlaps an
             operand, an array of a mask or a score requires a gradient, out or stream is given where one of q, k and v does,
             offsets decrease, or scale is not finite or above 2.36e38.
-        ConfigError: another head size; a GPU of a compute capability below 8.0.
+        ConfigError: another head size; a GPU of a compute capability below 8.0, or whose shared memory wide heads do not fit
+            in: 576 columns take 111 KB, which 8.0 and 9.0 have, and 8.6, 8.9 and 12.0 have not.
         ComponentError: code of the mask or the score cannot be compiled.
 
     >>> import numpy as np, gemmkit as gk

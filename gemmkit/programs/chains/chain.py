@@ -56,6 +56,7 @@ class Chain:
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
     start: Value | None = None
+    unit: int = 1                      # of whole axes' columns, which zeros fill up: of those that a product sums over
     wide: bool = False                 # whether two warpgroups have a tile's rows, and half of wide axes' columns each
 
     def half_of(self, dim: Any) -> int:
@@ -280,6 +281,9 @@ def chain_of(loop: Loop) -> Chain:
         _check_rounded(dot, {c.inside: c for c in chain.carried})
         is_wide = isinstance(dot.dims[1], Axis) and MOST_COLUMNS < dot.dims[1].size <= 2 * MOST_COLUMNS
         chain.wide = chain.wide or (is_wide and not chain.is_straight)
+        axis = dot.args[0].dims[1]
+        if chain.is_straight or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
+            chain.unit = STEP
     _check_pages(chain)
     return chain
 
@@ -523,9 +527,10 @@ def placed(chain: Chain, kernel: KernelLimits) -> ChainPlaces:
     handed_over(chain)
     if chain.is_straight:
         rectify(chain)
-        fill_up(chain)
     else:
         sink_rectified(chain)
+    if chain.unit > 1:
+        fill_up(chain)
     for dot in dots(chain.body):
         near = [block.ring for which in (0, 1) if (block := _operand(dot, which, chain, places, known)) is not None]
         if not chain.is_straight and len(near) == 2 and near[0] is not near[1] and near[0].index is near[1].index:
@@ -688,14 +693,15 @@ NOTHING = dict(handover=0.0, rowsum=0.0, rowmax=-math.inf)
 def fill_up(chain: Chain) -> None:
     """Whole axes are computed in whole steps of a product. Columns that are not there are nothing to what folds over all of
     them: 0 times what a function makes of 0 need not be 0."""
-    for x in [x for x in chain.body if x.op in NOTHING]:
+    zeros = {c.inside for c in chain.carried if _stays_zero(c.out) and (_stays_zero(c.init) or c.init.data == 0)}
+    for held, x in [(part, x) for part in (chain.body, chain.end) for x in part if x.op in NOTHING]:
         (source,), identity = x.args, NOTHING[x.op]
         axis = source.dims[1]
-        if isinstance(axis, Axis) and axis.size % STEP and (identity or not _stays_zero(source)):
+        if isinstance(axis, Axis) and axis.size % STEP and (identity or not (source in zeros or _stays_zero(source))):
             number = Value("const", data=float(axis.size)), Value("const", data=identity)
             within = Value("lt", (Value("coordinate", (), (axis,), axis), number[0]), (axis,), line=x.line)
             filled = Value("where", (within, source, number[1]), source.dims, None, source.name, x.line)
-            chain.body[chain.body.index(x):chain.body.index(x)] = [within, filled]
+            held[held.index(x):held.index(x)] = [within, filled]
             x.args = (filled,)
 
 
@@ -732,9 +738,10 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> 
     taken: set[Value] = set()
     for dot in dots(chain.body):
         a = dot.args[0]
-        init = first.get(a.args[0]) if a.op == "handover" else None
-        if init is not None:
-            taken.add(a.args[0])
+        cell = a.args[0].args[1] if a.op == "handover" and a.args[0].op == "where" else a.args[0] if a.args else None
+        init = first.get(cell) if a.op == "handover" and cell is not None else None
+        if init is not None and cell is not None:
+            taken.add(cell)
             clone = places.peeled[dot] = Value("dot", (init, *dot.args[1:]), dot.dims, None, dot.name, dot.line)
             places.blocks[clone, 1] = places.blocks[dot, 1]
             _operand(clone, 0, chain, places, known)
@@ -742,7 +749,8 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> 
             places.rings.remove(ring)
             places.rings.insert(0, ring)
     for c in chain.carried:
-        other = [x for x in chain.body if c.inside in x.args and x.op != "handover"]
+        other = [x for x in chain.body if c.inside in x.args and x.op != "handover" and not (
+            chain.unit > 1 and x.op == "where" and all(y.op == "handover" for y in chain.body if x in y.args))]
         if c.init.op == "load" and (c.inside not in taken or other):
             raise refused(ValueError, f"{c.inside.name} begins as a block of {c.init.data[0].name}; a kernel can use such a "
                                       "cell only as the left operand of a product", (other or [c.init])[0].line)

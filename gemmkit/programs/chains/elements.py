@@ -12,7 +12,6 @@ from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_wh
 from gemmkit.programs.chains.algebra import Ranges, bounds_of
 from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
 from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
-from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
@@ -108,7 +107,7 @@ class Element:
     @property
     def unit(self) -> int:
         """Of the columns that whole axes are computed with (`ScheduleChoice`)."""
-        return STEP if self.chain.is_straight else 1
+        return self.chain.unit
 
     def of(self, x: Value, top: bool = False, whole: bool = False) -> str:
         if x.op == "coordinate":

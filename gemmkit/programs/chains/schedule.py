@@ -38,7 +38,7 @@ from gemmkit.programs.chains.chain import (
     zero_values,
 )
 from gemmkit.programs.chains.merging import registers_needed
-from gemmkit.programs.collectives import PATTERN, ROWS, STEP, in_steps
+from gemmkit.programs.collectives import PATTERN, ROWS, in_steps
 from gemmkit.programs.mapping import KERNELS, WARP_SPECIALISED, KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
@@ -379,7 +379,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
     blocks.update(dict.fromkeys(stacks, 1))
     return ScheduleChoice(blocks, mapping.warpgroups, rows, ahead, across and divided is None, turns, descending, longest,
                           stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
-                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=STEP if chain.is_straight else 1,
+                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=chain.unit,
                           half_of=chain.half_of)
 
 
@@ -672,6 +672,7 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
     if not late:
         if places.peeled:
             handed = {d.args[0] for d in places.peeled}
+            handed |= {x.args[0] for x in handed if x.args[0].op == "where"}           # of a cell, filled up
             begun = [places.peeled.get(x, x) for x in chain.body if x not in handed]
             out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
         stages = {ring.in_turn: n for ring, n in choice.stages.items()}.get(True, 0)
