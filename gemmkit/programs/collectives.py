@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
-from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.collectives.scheduler import Cluster, Slot
 from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import dtype_given
@@ -166,7 +166,7 @@ class StagedTile(Typed):
             at = place[0] + panel * self.line, place[1] + line, *place[2:]
             tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
 
-    def from_column(self, column: int, slot: Any) -> int:
+    def from_column(self, column: int, slot: Slot) -> int:
         """The descriptor of a stage, from a panel on."""
         return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (2 * self.held))
 
@@ -241,11 +241,11 @@ class Product(Component):
         """The same of operands in rings of their own."""
         return self.multiply_at(sums, a_slot, b_slot, group * ROWS, 0, accumulate)
 
-    def multiply_half(self, sums: tuple, a_slot: Any, b_slot: Any, group: int, accumulate: int) -> tuple:
+    def multiply_half(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int, accumulate: int) -> tuple:
         """The same, where warpgroups have the same rows, and ``width`` columns each."""
         return self.multiply_at(sums, a_slot, b_slot, 0, group * self.width, accumulate)
 
-    def multiply_at(self, sums: tuple, a_slot: Any, b_slot: Any, row: int, column: int, accumulate: int) -> tuple:
+    def multiply_at(self, sums: tuple, a_slot: Slot, b_slot: Slot, row: int, column: int, accumulate: int) -> tuple:
         own = within(self.a_layout, (row, self.first), self.block.MK.size)
         return self.operator.multiply((sums,), advance(self.a.descriptor(), own + a_slot.stage * self.a.stage_bytes),
                                       self.b.from_column(column, b_slot), self.a_layout, self.b_layout, self.block,
@@ -491,7 +491,7 @@ class HandedProduct(Component):
         wait."""
         return self.multiply_half(sums, fragments, 0, slot, accumulate)
 
-    def multiply_half(self, sums: tuple, fragments: tuple, group: int, slot: Any, accumulate: int) -> tuple:
+    def multiply_half(self, sums: tuple, fragments: tuple, group: int, slot: Slot, accumulate: int) -> tuple:
         """The same of the ``width`` columns that a warpgroup has."""
         b = self.b.from_column(group * self.width, slot)
         sums = multiply_step(sums, 0, self, fragments, b, accumulate)

@@ -59,7 +59,7 @@ class Chain:
     unit: int = 1                      # of whole axes' columns, which zeros fill up: of those that a product sums over
     wide: bool = False                 # whether two warpgroups have a tile's rows, and half of wide axes' columns each
 
-    def half_of(self, dim: Any) -> int:
+    def half_of(self, dim: object) -> int:
         """Columns of a wide axis that each of two warpgroups has, in whole panels: of 320 each has 192. 0 of others."""
         return -(-dim.size // (2 * PANEL)) * PANEL if self.wide and isinstance(dim, Axis) and dim.size > MOST_COLUMNS else 0
 

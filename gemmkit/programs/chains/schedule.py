@@ -86,7 +86,7 @@ class ScheduleChoice:
     def size(self, dim: Any) -> int:
         return -(-int(dim.size) // self.unit) * self.unit if isinstance(dim, Axis) else self.blocks[dim.name]
 
-    def own(self, dim: Any) -> int:
+    def own(self, dim: Index | Axis) -> int:
         """What a warpgroup has of it."""
         return self.half_of(dim) or self.size(dim)
 
