@@ -140,6 +140,59 @@ def begun_by_columns(q: Any, k: Any, gamma: Any, x: Any, o: Any, y: Any, z: Any)
         y[m], z[m] = part, total
 
 
+def sliced(text: str) -> Any:
+    """A program whose round takes its right operand so."""
+    def program(q: Any, k: Any, v: Any, o: Any) -> None:
+        for m in gp.parallel(q.rows):
+            out = gp.zeros(m, o.columns)
+            for n in gp.sequential(k.rows):
+                p = (q[m] @ k[n].T).astype(k.dtype)
+                out += eval(text, {"gp": gp}, dict(p=p, q=q, k=k, v=v, o=o, m=m, n=n))
+            o[m] = out
+
+    return gk.program(program)
+
+
+SLICES = [
+    ("p @ k[n, 8:]", TypeError, "a slice is of the first columns, as many as an axis has"), ("p @ k[n, :32]", TypeError, "a slice is of the first columns"),
+    ("p @ k[n, :v.columns:2]", TypeError, "a slice is of the first columns"), ("p @ k[:v.columns]", TypeError, "a slice is of the first columns"),
+    ("p @ v[n, :k.columns]", ValueError, "v has shape .* and fewer columns"), ("p @ k[n, :q.rows]", ValueError, "each element must get one value|combined|dimensions"),
+    ("q[m, :v.columns] @ v[n].T @ v[n]", ValueError, "the first columns of q; a kernel takes them as the right operand"),
+    ("(q[m] @ k[n].T).astype(k.dtype) @ k[n, :v.columns] * 1.0 + (q[m, :v.columns] * 0.0)", ValueError, "the first columns of q"),
+    ("(q[m, :v.columns] @ k[n, :v.columns].T).astype(k.dtype) @ v[n]", ValueError, "the first columns of")]
+
+
+@pytest.mark.parametrize("text, kind, words", SLICES, ids=[text for text, *_ in SLICES])
+def test_slices_that_are_refused(text: str, kind: Any, words: str) -> None:
+    q, k, v, o = (np.zeros((40, columns), F16) for columns in (64, 64, 32, 32))
+    with pytest.raises(kind, match=words):
+        sliced(text).plan(q, k, v, o)
+
+
+def test_slices() -> None:
+    """All columns, with a slice or without; the reference takes what kernels do not."""
+    rng = np.random.default_rng(3)
+    q, k, v = chains.half(rng, 20, 64), chains.half(rng, 40, 64), chains.half(rng, 40, 32)
+    wanted = (q.astype(float) @ k.astype(float).T).astype(F16) @ k.astype(float)
+    for text, columns in (("p @ k[n, :v.columns]", 32), ("p @ k[n, :]", 64), ("p @ k[n, :k.columns]", 64)):
+        o = chains.empty(20, columns)
+        chains.check(sliced(text), [q, k, v, o], None)
+        assert np.allclose(o, wanted[:, :columns], atol=0.05, rtol=0.01)
+    exact = sliced("q[m, :v.columns] @ v[n].T @ v[n]").reference(q, k, v, chains.empty(20, 32))
+    assert np.allclose(exact, q[:, :32].astype(float) @ v.astype(float).T @ v.astype(float))
+
+
+@gk.program
+def stored_in_part(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m, :x.columns] = x[m]
+
+
+def test_slices_are_not_stored() -> None:
+    with pytest.raises(TypeError, match="results are stored without slices"):
+        stored_in_part.plan(np.zeros((4, 8), F16), np.zeros((4, 16), F16))
+
+
 @pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", KERNELS)
