@@ -295,6 +295,22 @@ def test_layers_that_end_within_a_step(width: int, kernel: str) -> None:
 
 
 @pytest.mark.kin(1)
+@pytest.mark.compile
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("device", [H100, A100], ids=["wgmma", "mma"])
+@pytest.mark.parametrize("width", [72, 120])
+def test_layers_that_end_within_a_step_do_not_spill(width: int, device: Any) -> None:
+    def half(*shape: int) -> np.ndarray:
+        return np.zeros(shape, F16)
+
+    x, w, y, z = half(4096, width), half(3, width, width), half(4096, width), np.zeros(4096, F32)
+    for call in (lambda: layers(x, w, y), lambda: biased_layers(x, w, half(3, width), y, z), lambda: exponentials(x, w, y, z)):
+        (plan,) = recorded(call, device, zeros=False)
+        usage = plan.launchable.entry().meta["usage"]
+        assert usage["spill_stores"] + usage["spill_loads"] + usage["stack_bytes"] == 0
+
+
+@pytest.mark.kin(1)
 def test_defaults_of_heads() -> None:
     """Of 32 and 64: three warpgroups in turns, of 80 with fewer keys; of 96: two, and three stages."""
     found = {}

@@ -690,19 +690,25 @@ def rectify(chain: Chain) -> None:
 NOTHING = dict(handover=0.0, rowsum=0.0, rowmax=-math.inf)
 
 
+FILLED = "filled"                      # the data of a choice whose other columns are not there
+
+
 def fill_up(chain: Chain) -> None:
     """Whole axes are computed in whole steps of a product. Columns that are not there are nothing to what folds over all of
     them: 0 times what a function makes of 0 need not be 0."""
     zeros = {c.inside for c in chain.carried if _stays_zero(c.out) and (_stays_zero(c.init) or c.init.data == 0)}
+    made: dict[tuple[Value, float], Value] = {}
     for held, x in [(part, x) for part in (chain.body, chain.end) for x in part if x.op in NOTHING]:
         (source,), identity = x.args, NOTHING[x.op]
         axis = source.dims[1]
         if isinstance(axis, Axis) and axis.size % STEP and (identity or not (source in zeros or _stays_zero(source))):
-            number = Value("const", data=float(axis.size)), Value("const", data=identity)
-            within = Value("lt", (Value("coordinate", (), (axis,), axis), number[0]), (axis,), line=x.line)
-            filled = Value("where", (within, source, number[1]), source.dims, None, source.name, x.line)
-            held[held.index(x):held.index(x)] = [within, filled]
-            x.args = (filled,)
+            if (source, identity) not in made:
+                number = Value("const", data=float(axis.size)), Value("const", data=identity)
+                within = Value("lt", (Value("coordinate", (), (axis,), axis), number[0]), (axis,), line=x.line)
+                filled = Value("where", (within, source, number[1]), source.dims, FILLED, source.name, x.line)
+                held[held.index(x):held.index(x)] = [within, filled]
+                made[source, identity] = filled
+            x.args = (made[source, identity],)
 
 
 def _stays_zero(x: Value) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_whole_constant, is_whole_load
 from gemmkit.programs.chains.algebra import Ranges, bounds_of
-from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
+from gemmkit.programs.chains.chain import BELOW, FILLED, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
 from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
@@ -750,6 +750,8 @@ class Naming:
         for dot, first in places.peeled.items():
             self.names[first] = self.names[dot]
         for x in self.chain.body:
+            if x.data == FILLED and self.users[x.args[1]] == [x] and x.args[1] not in self.outs:
+                self.names[x] = self.of(x.args[1])     # what is filled up is needed no more
             if x in self.tests and not self._within_a_test(x):
                 self.names[x] = self.of(self.tested(x))
 

@@ -26,7 +26,18 @@ import numpy as np
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER, is_whole_load
 from gemmkit.programs.chains.algebra import Trial, as_written, changed_by_nothing, ignores_hidden, in_order, same, trials_of
-from gemmkit.programs.chains.chain import LOWERED, MOST_COLUMNS, READ, Chain, depends, dots, late_values, loaded, only_adds
+from gemmkit.programs.chains.chain import (
+    FILLED,
+    LOWERED,
+    MOST_COLUMNS,
+    READ,
+    Chain,
+    depends,
+    dots,
+    late_values,
+    loaded,
+    only_adds,
+)
 from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
 from gemmkit.programs.collectives import DROP, ROWS, STEP
 from gemmkit.programs.launches import spare
@@ -589,7 +600,7 @@ def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int
     live.update({c.out: size(c.init.dims[1]) // 2 for c in chain.carried if len(c.init.dims) == 2})
     most = sum(live.values())
     for x in chain.body:
-        if x not in usual or x in live or x in cells:
+        if x not in usual or x in live or x in cells or (x.data == FILLED and x.args[1] in cells):       # in its place
             continue
         over = [y for y in dict.fromkeys(x.args) if y in live and last[y] is x and y not in cells]
         is_apart = x.op in ("dot", "handover", READ)
