@@ -54,7 +54,8 @@ from gemmkit.runtime.tensor_maps import why_not
 
 LAYOUTS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3)}
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
-WIDEST = 256                           # of heads
+WIDEST = {"q": 576, "k": 576, "v": 512}            # heads: those of MLA's latent
+WIDE = 256                             # columns of heads; of wider ones v may lie in k, and none has a gradient
 FEW = 64                               # queries whose heads are rows of one tile
 LIMIT = 2**30                          # rows: coordinates are 32 bits wide, and masks add to them
 
@@ -113,7 +114,7 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
 
     Raises:
         TypeError: dtypes other than float16 and bfloat16, or different ones; arrays on the host outside of the emulator.
-        ConfigError: a head size that is no multiple of 8, or above 256.
+        ConfigError: a head size that is no multiple of 8, or too large.
         ValueError: shapes that do not go together.
     """
     infos = {"q": q, "k": k, "v": v}
@@ -130,9 +131,9 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
     if k.shape[3] != q.shape[3]:
         raise ValueError(f"k has head size {k.shape[3]} and q has {q.shape[3]}; both must be equal")
     for name, info in found.items():
-        if info.shape[3] % 8 or not 0 < info.shape[3] <= WIDEST:
-            raise ConfigError(f"{name} has head size {info.shape[3]}; a multiple of 8 up to {WIDEST} is needed; pad it with "
-                              "zeros to one, and give scale")
+        if info.shape[3] % 8 or not 0 < info.shape[3] <= WIDEST[name]:
+            raise ConfigError(f"{name} has head size {info.shape[3]}; a multiple of 8 up to {WIDEST[name]} is needed; pad "
+                              "it with zeros to one, and give scale")
         if info.shape[2] >= LIMIT:
             raise ValueError(f"{name} has {info.shape[2]} rows; less than 2**30 are needed")
         if paged and name == "v" and info.shape[0] != k.shape[0]:
@@ -142,6 +143,12 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
         if q.shape[1] and (info.shape[1] == 0 or q.shape[1] % info.shape[1]):
             raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; the number must divide q's")
     return AttentionOperands(q, *(_shared(found[name], paged) for name in "kv"))
+
+
+def begins(v: ArrayInfo, k: ArrayInfo) -> bool:
+    """Whether v is the first columns of k, as in MLA's cache: of heads that are wide both take one block from memory."""
+    of_v, of_k = ((x.pointer, x.strides, x.dtype, x.shape[:-1]) for x in (v, k))
+    return of_v == of_k and WIDE < k.shape[-1] >= v.shape[-1]
 
 
 def check_loadable(operands: AttentionOperands) -> None:
@@ -218,12 +225,13 @@ def check_offsets(found: dict[str, Any], rows: dict[str, int]) -> None:
 # (`gemmkit.programs`).
 
 @program
-def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, q_offsets: Parameter | None,
+def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter | None, q_offsets: Parameter | None,
                       k_offsets: Parameter | None, key_starts: Parameter | None, key_lengths: Parameter | None,
                       pages: Parameter | None, lse: Parameter | None, scale: float, mask: Mask | None, score: Score | None,
                       k_stacks: str, v_stacks: str, k_share: int, v_share: int) -> None:
     """The online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). ``k_stacks``, ``v_stacks``: which of batch and
-    heads k and v have; ``k_share``, ``v_share``: by how many heads of q one of theirs is shared."""
+    heads k and v have; ``k_share``, ``v_share``: by how many heads of q one of theirs is shared. Without v it is the first
+    columns of k, as many as out has: then each block is loaded once for both."""
     queries = None if q_offsets is None else gp.packed(q.rows, q_offsets)
     tiles = (*q.counts, q.rows) if queries is None else (queries.count, *q.counts, queries.rows)
     for b, h, m in gp.parallel(*tiles):                # of packed sequences b is the sequence
@@ -231,7 +239,7 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
         k_of, v_of = stacks_of(b, h, k_stacks, k_share), stacks_of(b, h, v_stacks, v_share)
         keys = (gp.paged(k, pages)[b] if pages is not None else k.rows if k_offsets is None else
                 gp.packed(k.rows, k_offsets)[b])
-        best, total, sums = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        best, total, sums = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, out.columns)
         begin, end = (None if x is None else x[b] for x in (key_starts, key_lengths))
         for n in gp.sequential(keys, start=begin, stop=end):
             page = () if pages is None else (n.page,)
@@ -240,7 +248,8 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
             zero = gp.finite(top)
             p, shrink = gp.exp(s - zero), gp.exp(best - zero)
             total[:] = total * shrink + p.sum(axis=1)
-            sums[:] = sums * shrink + p.astype(v.dtype) @ v[(*page, *v_of, n)]
+            values = v[(*page, *v_of, n)] if v is not None else k[(*page, *k_of, n, slice(out.columns))]
+            sums[:] = sums * shrink + p.astype(k.dtype) @ values
             best[:] = top
         if mask is None and score is None and begin is None and end is None and k_offsets is None:
             out[at] = sums / total
@@ -283,7 +292,8 @@ def program_arguments(call: AttentionCall) -> dict[str, Any]:
     out, q, lse = call.out, operands.q, call.lse
     if call.is_packed:                                 # rows of all sequences, without a batch
         out, q, lse = _of_rows(out), _of_rows(q), lse and _of_rows(lse)
-    found = dict(call.lengths, out=out, q=q, k=k, v=v, lse=lse, scale=float(call.scale), mask=mask, score=score,
+    found = dict(call.lengths, out=out, q=q, k=k, v=None if begins(operands.v, operands.k) else v, lse=lse,
+                 scale=float(call.scale), mask=mask, score=score,
                  k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
     return {name: found.get(name) for name in softmax_attention.names}
 
@@ -420,9 +430,12 @@ def quickly(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: s
         return None
     factor = 1 / math.sqrt(shape[-1] or 1) if scale is None else scale or components.exact(scale)
     rest: tuple[Any, ...] = layout, lse is None, factor > 0 if type(factor) is float else False
+    if shape[-1] > WIDE and begins(describe(v, "v"), describe(k, "k")):
+        given, rest = [q, k], (*rest, describe(v, "v").shape[-1])
+    else:
+        given = [q, k, v]
     if mask is score is lengths is key_starts is key_lengths is pages is None:
-        return rest, (q, k, v) if lse is None else (q, k, v, lse), (0, factor), ()
-    given = [q, k, v]
+        return rest, tuple(given) if lse is None else (*given, lse), (0, factor), ()
     for x in (key_starts, key_lengths, pages) if lengths is None else lengths if type(lengths) is tuple else (0,):
         if type(x) in KEYS and type(x) is not np.ndarray:
             given.append(x)
@@ -452,11 +465,13 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     where q, k or v requires a gradient (`gemmkit.torch.attention`).
 
     Args:
-        q: (batch, heads, queries, head size), float16 or bfloat16. Head sizes are multiples of 8 up to 256.
+        q: (batch, heads, queries, head size), float16 or bfloat16. Head sizes are multiples of 8: up to 576 of q and k, and
+            up to 512 of v.
         k: (batch, heads, keys, head size), of q's dtype. Its heads divide q's: head h of q uses head h // (q's heads / k's).
             A batch of 1 serves all. Of all three the head size is contiguous, and rows begin at multiples of 4 bytes; where
             they begin at multiples of 16 bytes, and strides are positive or 0, Hopper takes about half of the time.
-        v: (batch, heads, keys, its own head size), of k's dtype; its heads divide q's, too.
+        v: (batch, heads, keys, its own head size), of k's dtype; its heads divide q's, too. A view of the first columns of
+            a k that is wider than 256, ``k[..., :512]``, is not loaded a second time.
         mask: a `gemmkit.masks.Mask`, such as ``Causal()``, ``Window(1024)``, ``Documents(...)`` or your own;
             None hides nothing.
         score: a function ``f(s, m, n)``, ``f(s, m, n, head)`` or ``f(s, m, n, head, batch)`` of a scaled score, its query
@@ -491,7 +506,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         ValueError: shapes do not fit each other, heads do not divide, no kernel can load the strides, out overlaps an
             operand, an array of a mask or a score requires a gradient, out or stream is given where one of q, k and v does,
             offsets decrease, or scale is not finite or above 2.36e38.
-        ConfigError: another head size; a GPU of a compute capability below 8.0.
+        ConfigError: another head size; a GPU of a compute capability below 8.0, or whose shared memory wide heads do not fit
+            in: 576 columns take 111 KB, which 8.0 and 9.0 have, and 8.6, 8.9 and 12.0 have not.
         ComponentError: code of the mask or the score cannot be compiled.
 
     >>> import numpy as np, gemmkit as gk

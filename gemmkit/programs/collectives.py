@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
-from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.collectives.scheduler import Cluster, Slot
 from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import dtype_given
@@ -172,6 +172,10 @@ class StagedTile(PanelTile):
             at = place[0] + panel * self.line, place[1] + line, *place[2:]
             tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
 
+    def from_column(self, column: int, slot: Slot) -> int:
+        """The descriptor of a stage, from a panel on."""
+        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (2 * self.held))
+
     def descriptor(self) -> int:
         """Of the first stage."""
         line = 2 * self.line
@@ -194,10 +198,11 @@ class StagedOperand(Component):
 
     b: Any
     b_transposed: bool
+    width: int                         # of how many of b's columns it is, if not of all
 
     @cached_property
     def columns(self) -> int:
-        return self.b.lines if self.b_transposed else self.b.columns
+        return self.b.lines if self.b_transposed else self.width or self.b.columns
 
     @cached_property
     def b_layout(self) -> Swizzled:
@@ -233,7 +238,8 @@ class HandedOperand(StagedOperand):
 @dataclass(frozen=True)
 class Product(StagedOperand):
     """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array. ``first``,
-    ``length``: which of a's columns the stage of ``b`` has rows for, where it is a part."""
+    ``length``: which of a's columns the stage of ``b`` has rows for, where it is a part. ``width``: of how
+    many of b's columns it is, if not of all."""
 
     a: StagedTile
     b: StagedTile
@@ -241,13 +247,14 @@ class Product(StagedOperand):
     b_transposed: bool = False
     first: int = 0
     length: int = 0
+    width: int = 0
 
     @cached_property
     def block(self) -> Tile:
         """As its operands lie in their stages."""
         a, b = self.a, self.b
         m, k = (a.columns, a.held) if self.a_transposed else (a.held, in_steps(self.length or a.columns))
-        return Tile(M=m, N=b.held if self.b_transposed else b.columns, K=k)
+        return Tile(M=m, N=b.held if self.b_transposed else self.width or b.columns, K=k)
 
     @cached_property
     def a_layout(self) -> Swizzled:
@@ -264,10 +271,17 @@ class Product(StagedOperand):
 
     def multiply_apart(self, sums: tuple, a_slot: Any, b_slot: Any, group: int, accumulate: int) -> tuple:
         """The same of operands in rings of their own."""
-        own = within(self.a_layout, (group * ROWS, self.first), self.block.MK.size)
+        return self.multiply_at(sums, a_slot, b_slot, group * ROWS, 0, accumulate)
+
+    def multiply_half(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int, accumulate: int) -> tuple:
+        """The same, where warpgroups have the same rows, and ``width`` columns each."""
+        return self.multiply_at(sums, a_slot, b_slot, 0, group * self.width, accumulate)
+
+    def multiply_at(self, sums: tuple, a_slot: Slot, b_slot: Slot, row: int, column: int, accumulate: int) -> tuple:
+        own = within(self.a_layout, (row, self.first), self.block.MK.size)
         return self.operator.multiply((sums,), advance(self.a.descriptor(), own + a_slot.stage * self.a.stage_bytes),
-                                      advance(self.b.descriptor(), b_slot.stage * self.b.stage_bytes), self.a_layout,
-                                      self.b_layout, self.block, accumulate)[0]
+                                      self.b.from_column(column, b_slot), self.a_layout, self.b_layout, self.block,
+                                      accumulate)[0]
 
 
 class WarpgroupPart(NamedTuple):
@@ -453,18 +467,19 @@ DROP = -8.0                            # the least exponent of a factor for whic
 @dataclass(frozen=True)
 class HandedProduct(HandedOperand):
     """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
-    they are in."""
+    they are in. ``width``: as of `Product`."""
 
     b: StagedTile
     b_transposed: bool = False
     first: int = 0
     length: int = 0
+    width: int = 0
 
     @cached_property
     def block(self) -> Tile:
         """As its operands lie in their stages."""
         b = self.b
-        n, k = (b.held, b.columns) if self.b_transposed else (b.columns, b.lines)
+        n, k = (b.held, b.columns) if self.b_transposed else (self.width or b.columns, b.lines)
         return Tile(M=ROWS, N=n, K=self.length or k)
 
     @cached_property
@@ -478,7 +493,11 @@ class HandedProduct(HandedOperand):
     def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
         """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a
         wait."""
-        b = advance(self.b.descriptor(), slot.stage * self.b.stage_bytes)
+        return self.multiply_half(sums, fragments, 0, slot, accumulate)
+
+    def multiply_half(self, sums: tuple, fragments: tuple, group: int, slot: Slot, accumulate: int) -> tuple:
+        """The same of the ``width`` columns that a warpgroup has."""
+        b = self.b.from_column(group * self.width, slot)
         sums = multiply_step(sums, 0, self, fragments, b, accumulate)
         return fold(self.reuse.fragments - 1, next_step, sums, self, fragments, b)
 

@@ -110,6 +110,7 @@ class Reference(Interpreter):
             at = tuple(page if x.base is rows else places % of_page if x is rows else x.start for x in key)
         at, there = _those_there(key, at)
         found = np.asarray(parameter.data[at], np.float64)
+        found = found[..., :dims[-1].size] if dims and isinstance(dims[-1], Axis) else found               # of a slice
         return Dimensioned(dims, np.where(there[:, None], found, 0.0) if there.size else found, whole)
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
@@ -247,8 +248,8 @@ class Program:
 
     def reference(self, *arrays: Any, block: int = BLOCK, **components: Any) -> Any:
         """Compute the results in float64, with NumPy, in blocks of ``block``. Returns one array, or a tuple in the order of
-        the arguments. It reads only the shapes of the arrays that the program stores into, and writes nothing to them.
-        Elements that the program does not store are NaN.
+        the arguments. Of the arrays that the program stores into it reads only the shapes, unless the program reads them,
+        and writes nothing to them. Elements that the program does not store are NaN, or what they are if it reads them.
 
         Raises ValueError and TypeError with the line of the program that breaks a rule, TypeError for an array of a GPU.
         """
@@ -256,8 +257,10 @@ class Program:
         for name, x in arguments.items():
             if is_array(x) and describe(x, name).device >= 0:
                 raise TypeError(f"{name} is an array of a GPU, and a reference computes with NumPy; copy it to the host")
-        results = {store.parameter.name for store in stores_of(self.traced(arguments))}
-        held = {name: np.full(np.shape(x), np.nan) if name in results else on_host(x)
+        loop = self.traced(arguments)
+        results = {store.parameter.name for store in stores_of(loop)}
+        held = {name: np.array(on_host(x), np.float64) if name in loop.updated else
+                np.full(np.shape(x), np.nan) if name in results else on_host(x)
                 for name, x in arguments.items() if is_array(x)}
         parameters = {name: Parameter(name, x.shape, x.dtype, x) for name, x in held.items()}
         with entered(Reference(block)) as reference:

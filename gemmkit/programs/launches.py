@@ -60,6 +60,7 @@ class Printed:
     threads: int
     operands: tuple[str, ...] = ()
     callees: Callees = Callees()
+    updated: tuple[str, ...] = ()      # results that threads read first
 
 
 NEEDED = "kernel", "Sizes", "WARPGROUPS", "SHARED_BYTES", "tiles"

@@ -266,13 +266,15 @@ class MultistageConsumer(Consumer):
         for d in event.products:
             name, product, a = self.name(d), self.product(d), self.places.blocks.get((d, 0))
             sums = f"{product}.begin(0.0)" if len(d.args) < 3 else self.name(d.args[2])
-            b = self.slot(self.places.blocks[d, 1])
+            b, group = self.slot(self.places.blocks[d, 1]), self.chain.group_of(d)
             if a is None:
-                self.put(f"{name} = {product}.multiply({sums}, {self.name(d.args[0])}, {b})")
-            elif self.slot(a) == b:
-                self.put(f"{name} = {product}.multiply({sums}, {b}, group)")
+                half, given = ("_half", ", group") if self.chain.half_of(d.dims[1]) else ("", "")
+                self.put(f"{name} = {product}.multiply{half}({sums}, {self.name(d.args[0])}{given}, {b})")
+            elif self.chain.half_of(d.dims[1]) or self.slot(a) != b:
+                how = "half" if self.chain.half_of(d.dims[1]) else "apart"
+                self.put(f"{name} = {product}.multiply_{how}({sums}, {self.slot(a)}, {b}, {group})")
             else:
-                self.put(f"{name} = {product}.multiply_apart({sums}, {self.slot(a)}, {b}, group)")
+                self.put(f"{name} = {product}.multiply({sums}, {b}, {group})")
 
     def slot(self, block: OperandBlock) -> str:
         return "of_tile" if block.ring.index is None else "slot"
@@ -602,6 +604,7 @@ class MmaProduct(Multiplied):
     parts: int = 1
     first: int = 0
     length: int = 0
+    width: int = 0
 
     @cached_property
     def values(self) -> int:
@@ -617,9 +620,15 @@ class MmaProduct(Multiplied):
 
     def multiply_apart(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int) -> tuple:
         """The same of operands in rings of their own."""
-        row = group * ROWS + udiv(thread_index() % 128, 32) * WARP_ROWS
-        whole = split(self.whole(sums), 8 * self.parts)
-        return self.own(join(fold(self.steps, one_step, whole, self, a_slot.stage, b_slot.stage, row)))
+        return self.multiply_at(sums, a_slot, b_slot, group * ROWS, 0)
+
+    def multiply_half(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int) -> tuple:
+        """The same, where warpgroups have the same rows, and ``width`` columns each."""
+        return self.multiply_at(sums, a_slot, b_slot, 0, group * self.width)
+
+    def multiply_at(self, sums: tuple, a_slot: Slot, b_slot: Slot, row: int, column: int) -> tuple:
+        row, whole = row + udiv(thread_index() % 128, 32) * WARP_ROWS, split(self.whole(sums), 8 * self.parts)
+        return self.own(join(fold(self.steps, one_step, whole, self, a_slot.stage, b_slot.stage, row, column)))
 
     def left(self, stage: int, row: int, n: int) -> tuple:
         """A warp's rows of A, 16 elements of each."""
@@ -628,9 +637,10 @@ class MmaProduct(Multiplied):
         return self.a.upright(stage, row, 0, 0, self.first + n * STEP, False)
 
 
-def one_step(sums: tuple, n: int, product: Any, a_stage: int, b_stage: int, row: int) -> tuple:
-    """16 elements of K: a warp's rows of A against 16 columns at a time."""
-    return apply(next_columns, sums, product, generate(product.parts, left_of_part, product, a_stage, row, n), b_stage, n)
+def one_step(sums: tuple, n: int, product: Any, a_stage: int, b_stage: int, row: int, column: int) -> tuple:
+    """16 elements of K: a warp's rows of A against 16 columns at a time, from the ``column`` on."""
+    a = generate(product.parts, left_of_part, product, a_stage, row, n)
+    return apply(next_columns, sums, product, a, b_stage, n, column)
 
 
 def left_of_part(part: int, product: Any, stage: int, row: int, n: int) -> tuple:
@@ -638,10 +648,10 @@ def left_of_part(part: int, product: Any, stage: int, row: int, n: int) -> tuple
     return product.left(stage, row + part * (product.a.threads // 2), n)
 
 
-def next_columns(sums: tuple, i: int, product: Any, a: tuple, stage: int, n: int) -> tuple:
+def next_columns(sums: tuple, i: int, product: Any, a: tuple, stage: int, n: int, column: int) -> tuple:
     if product.b_transposed:
         return join(apply(multiplied, split(sums, 8), product, a, product.b.lying(stage, 0, 0, i * 16, n * STEP, False)))
-    return join(apply(multiplied, split(sums, 8), product, a, product.b.upright(stage, 0, 0, n * STEP, i * 16, True)))
+    return join(apply(multiplied, split(sums, 8), product, a, product.b.upright(stage, 0, column, n * STEP, i * 16, True)))
 
 
 def multiplied(sums: tuple, part: int, product: Any, a: tuple, b: tuple) -> tuple:
@@ -661,6 +671,7 @@ class HandedMmaProduct(HandedOperand, Multiplied):
     b_transposed: bool = False
     first: int = 0
     length: int = 0
+    width: int = 0
 
     @cached_property
     def reuse(self) -> FragmentReuse:
@@ -668,10 +679,15 @@ class HandedMmaProduct(HandedOperand, Multiplied):
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Slot) -> tuple:
         """The sums, and on top of them the product with a stage."""
+        return self.multiply_half(sums, fragments, 0, slot)
+
+    def multiply_half(self, sums: tuple, fragments: tuple, group: int, slot: Slot) -> tuple:
+        """The same of the ``width`` columns that a warpgroup has."""
         whole = split(self.whole(sums), 8)
-        return self.own(join(fold(self.reuse.fragments, handed_step, whole, self, fragments, slot.stage)))
+        return self.own(join(fold(self.reuse.fragments, handed_step, whole, self, fragments, slot.stage,
+                                  group * self.width)))
 
 
-def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int) -> tuple:
+def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int, column: int) -> tuple:
     a = unpack_words(product.b.dtype, fragments[n + product.first // STEP])
-    return apply(next_columns, sums, product, (a,), stage, n)
+    return apply(next_columns, sums, product, (a,), stage, n, column)

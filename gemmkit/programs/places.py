@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import PATTERN, ROWS
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.mapping import KernelLimits, Mapping
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
+from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 from gemmkit.runtime.device import DeviceInfo
 
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate", EXTENT)
@@ -300,11 +300,30 @@ def is_tiled(loop: Loop, axes: int) -> bool:
     return [index.stack for index in loop.indices] == [True] * (len(loop.indices) - axes) + [False] * axes
 
 
+def _operands(loop: Loop) -> Iterator[tuple[Value | None, int, Value]]:
+    """Operations, the numbers of their operands, and these; and what is stored, of none."""
+    for held in loop.body:
+        if isinstance(held, Loop):
+            yield from _operands(held)
+            yield from ((None, 0, c.init) for c in held.carried)
+        elif isinstance(held, StoreStatement):
+            yield None, 0, held.value
+        else:
+            yield from ((held, n, y) for n, y in enumerate(held.args))
+
+
 def refuse_forms(loop: Loop) -> None:
     """Raises ValueError, with the user's line, for what no kernel has, or none of the program's form."""
     if loop.twice:
         raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
                                   "this", loop.twice)
+    for store in loop.updated.values() if loop.loops[1:] or not is_tiled(loop, 1) else ():
+        raise refuse_update(store)
+    sliced = [y for x, n, y in _operands(loop) if y.op == "load" and y.dims and isinstance(y.dims[-1], Axis)
+              and y.dims[-1].size < y.data[0]._shape[-1] and not (x and x.op == "dot" and n == 1 and is_tiled(loop, 1))]
+    if sliced:
+        raise refused(ValueError, f"the first columns of {sliced[0].data[0].name}; a kernel takes them as the right operand "
+                                  "of a product in tiles of whole rows (only .reference(...) runs others)", sliced[0].line)
     if loop.looked_up and not is_tiled(loop, 2):
         raise refused(ValueError, "rows that an array names; a kernel has them in tiles of rows and columns, "
                                   "parallel(a.rows, b.columns) (only .reference(...) runs others)", loop.looked_up)
@@ -453,11 +472,17 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
             value = value.args[0]
         made.products += found
         waiting += [(x, carried) for x in summed]
-    for x, carried in waiting:
-        if carried.inside.dims == out.indices[:1]:
-            made.row_sums.append(_row_sum(x, carried, made))
+    for x, carried in waiting if made.products else ():
+        (load,), of_rows = x.args, carried.inside.dims == out.indices[:1]
+        block = load.args[0] if load.op == "transpose" else load
+        if block.op != "load":
+            raise refused(ValueError, f"a sum of {'rows' if of_rows else 'columns'} in rounds, of {block.op}; a kernel sums "
+                                      "blocks of arrays as they are (only .reference(...) runs others)", x.line)
+        tile = _tile(block, x.line, out, made, tiles, taken)
+        if of_rows:
+            made.row_sums.append(_row_sum(load, tile, carried, made, x.line))
         else:
-            made.column_sums.append(_column_sum(x, carried, made, out))
+            made.column_sums.append(_column_sum(load, tile, carried, made, out, x.line))
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
@@ -469,30 +494,21 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     return made
 
 
-def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
-    load = x.args[0]
-    for product in rounds.products:
-        tile = product.a
-        is_there = tile.is_of(load)
-        if is_there and not product.a_transposed:
-            return RowSum(carried, tile, x.line)
-    raise refused(ValueError, "a sum of rows in rounds; a kernel sums only a left operand of its products, a[m, "
-                              "k].sum(axis=1)", x.line)
+def _row_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, line: str) -> RowSum:
+    if x.op == "transpose" or any(tile is product.a and product.a_transposed for product in rounds.products):
+        raise refused(ValueError, "a sum of rows that lie along an array's columns; a kernel sums rows as they lie, a[m, "
+                                  "k].sum(axis=1)", line)
+    return RowSum(carried, tile, line)
 
 
-def _column_sum(x: Value, carried: Carried, rounds: Rounds, out: Places) -> ColumnSum:
-    load = x.args[0].args[0] if x.args[0].op == "transpose" else x.args[0]
-    for product in rounds.products:
-        tile = product.b
-        is_there = tile.is_of(load)
-        if is_there and product.b_transposed == (load is x.args[0]):
-            before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
-            if any(y.transposed != product.b_transposed for y in before):
-                raise refused(ValueError, "sums of columns and of lines in one cell; use a cell for each, and add them "
-                                          "after the loops", x.line)
-            return ColumnSum(carried, tile, product.b_transposed, x.line)
-    raise refused(ValueError, "a sum of columns in rounds; a kernel sums only a right operand of its products, b[k, "
-                              "n].sum(axis=0), or b[n, k].sum(axis=1) if the product takes b[n, k].T", x.line)
+def _column_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, out: Places, line: str) -> ColumnSum:
+    """``x``: b[n, k], whose lines are summed, or b[k, n] transposed."""
+    transposed = x.op != "transpose"
+    before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
+    if any(y.transposed != transposed for y in before):
+        raise refused(ValueError, "sums of columns and of lines in one cell; use a cell for each, and add them after the "
+                                  "loops", line)
+    return ColumnSum(carried, tile, transposed, line)
 
 
 def _cell(carried: Carried, out: Places) -> None:
@@ -507,35 +523,37 @@ def _cell(carried: Carried, out: Places) -> None:
     cells[carried.after] = name
 
 
+def _tile(load: Value, line: str, places: Places, rounds: Rounds, tiles: dict, taken: set[str]) -> TilePlace:
+    """The block that a load reads, in the stages of the loop's ring."""
+    if load.op != "load":
+        raise refused(ValueError, f"an operand of a product is {load.op}; here a kernel multiplies blocks of arrays "
+                                  "without computing on them", line)
+    parameter, key = load.data
+    if np.dtype(parameter.dtype) not in TAKEN:
+        raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
+                                 "bfloat16 (gemmkit.matmul takes other dtypes)", line)
+    if (parameter.name, key) not in tiles:
+        name = unique(parameter.name, taken)
+        taken.add(name)
+        stacks = tuple(index for index in key if index.stack)
+        if not {stack.of_loop for stack in stacks} <= set(places.stacks):
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stacks of a block are the tile's", line)
+        tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks, key[-2].lookup)
+        if stacks and key[-2].lookup is not None:
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a kernel looks rows of a matrix up, and none of "
+                                      "a stack's (only .reference(...) runs this)", line)
+        rounds.tiles.append(tiles[parameter.name, key])
+    return tiles[parameter.name, key]
+
+
 def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
     indices, k = places.indices, rounds.index
     m, n = indices
     if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
         raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product must be "
                                   f"({shown(indices)}) and sum over {k}", dot.line)
-    found = []
-    for x in dot.args:
-        load = x.args[0] if x.op == "transpose" else x
-        if load.op != "load":
-            raise refused(ValueError, f"an operand of a product is {load.op}; here a kernel multiplies blocks of arrays "
-                                      "without computing on them", dot.line)
-        parameter, key = load.data
-        if np.dtype(parameter.dtype) not in TAKEN:
-            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
-                                     "bfloat16 (gemmkit.matmul takes other dtypes)",
-                          dot.line)
-        if (parameter.name, key) not in tiles:
-            name = unique(parameter.name, taken)
-            taken.add(name)
-            stacks = tuple(index for index in key if index.stack)
-            if not {stack.of_loop for stack in stacks} <= set(places.stacks):
-                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stacks of a block are the tile's", dot.line)
-            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks, key[-2].lookup)
-            if stacks and key[-2].lookup is not None:
-                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a kernel looks rows of a matrix up, and none of "
-                                          "a stack's (only .reference(...) runs this)", dot.line)
-            rounds.tiles.append(tiles[parameter.name, key])
-        found.append((tiles[parameter.name, key], x.op == "transpose"))
+    found = [(_tile(x.args[0] if x.op == "transpose" else x, dot.line, places, rounds, tiles, taken), x.op == "transpose")
+             for x in dot.args]
     (a, a_transposed), (b, b_transposed) = found
     if np.dtype(a.parameter.dtype) != np.dtype(b.parameter.dtype):
         raise refused(TypeError, f"{a.parameter.name} has dtype {a.parameter.dtype} and {b.parameter.name} of "

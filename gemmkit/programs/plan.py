@@ -24,7 +24,7 @@ from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, bound, launch_of
 from gemmkit.programs.called import Callees
 from gemmkit.programs.chains.algebra import begin_below, commutes, guard, keep_parts, ranges_of, rewrite, settle
-from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, in_one_round, is_chained, placed, read_early
+from gemmkit.programs.chains.chain import Chain, ChainPlaces, by_rows, chain_of, in_one_round, is_chained, placed
 from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
 from gemmkit.programs.chains.merging import (
     Shares,
@@ -32,6 +32,7 @@ from gemmkit.programs.chains.merging import (
     begun,
     check_bounded,
     memory_of,
+    read_early,
     references,
     shares_of,
     splits_of,
@@ -355,7 +356,7 @@ class ProgramPlan:
         views = {}
         for given in arrays:
             info = self.infos[given.name]
-            how = dict(written=False) if given.is_filled else dict(readonly=True)
+            how = dict(written=given.name in self.printed.updated) if given.is_filled else dict(readonly=True)
             views[given.name] = arena.view(given.value, given.name, unit_axis(info), alignment(info), **how)
         yield self.launchable, (self.sizes, *(views[name] if one is None else arena.map(one, views[name])
                                               for name, one in self.taken),
@@ -436,7 +437,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     choice: ChainChoice = choose(problem, device).spec
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
-    read_early(chain, choice.size, choice.ahead, kernel.room[choice.warpgroups])
+    read_early(chain, choice.own, choice.ahead, kernel.room[choice.warpgroups])
     order = ordered_chain(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in SWITCHES if getattr(choice, word))
@@ -462,7 +463,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
 
 
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
-    loop, name = in_one_round(program.traced(arguments), arguments), program.function.__name__
+    loop, name = in_one_round(by_rows(program.traced(arguments)), arguments), program.function.__name__
     refuse_forms(loop)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = device_of(infos)

@@ -12,7 +12,8 @@ import numpy as np
 
 from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
+from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_whole_load
+from gemmkit.programs.chains.chain import updates_last
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.launches import Printed
 from gemmkit.programs.mapping import Mapping
@@ -104,6 +105,7 @@ def row_program_of(loop: Loop) -> RowProgram:
                                       "others)", store.line)
         if rank > len(made.indices):
             lengths.setdefault(store.parameter.shape[-1], store.line)
+    made.stores = updates_last(stores, loop)
     if len(lengths) > 1:
         raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements; all rows of a kernel must have "
                                   "one length (only .reference(...) runs others)", list(lengths.values())[1])
@@ -124,9 +126,9 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
         if not {index.of_loop for index in key} <= set(program.sizes) or len(set(key)) < len(key):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
                                       f"{shown(program.indices)}", x.line)
-        if np.dtype(parameter.dtype).name not in FLOATS:
+        if np.dtype(parameter.dtype).name not in FLOATS and not (is_whole_load(x) and is_row(x)):
             raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a function of rows reads float16, "
-                                     "bfloat16 or float32", x.line)
+                                     "bfloat16 or float32, and whole numbers of which a row has one", x.line)
         program.reads.setdefault(parameter.name, x.line)
     if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
         raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows compute in float32; astype may round to "
@@ -435,8 +437,8 @@ class RowElement:
             kind = DTYPES[np.dtype(x.data).name]
             self.needs.add(kind)
             return self._converted(f"convert({kind}, {bare(self._float(x.args[0]))})")
-        whole = is_whole_number(x) and all(is_whole_number(y) or (y.op == "const" and float(y.data).is_integer())
-                                           for y in x.args)
+        whole = is_whole_number(x) and all(is_whole_number(y) or is_whole_load(y) or (
+            y.op == "const" and float(y.data).is_integer()) for y in x.args)
         if x.op == "sub" and not whole and "mul" in (x.args[0].op, x.args[1].op):
             one, other = (self.of(y) if self.is_float(y) else self._converted(self.of(y)) for y in x.args)
             self.needs.add("difference")               # a GPU would fuse the product: a row's largest is 0 from itself
@@ -492,10 +494,10 @@ class RowElement:
 
     def is_float(self, x: Value) -> bool:
         """Whether a value's text is in float32: not a constant, which is as wide as what it meets."""
-        if self._has_name(x) or x.op in FLOAT32:
+        if not is_whole_load(x) and (self._has_name(x) or x.op in FLOAT32):
             return True
         if x.op in ("const", "coordinate", "load") or is_whole_number(x):
-            return x.op == "load" and not is_narrow(x)
+            return x.op == "load" and not is_narrow(x) and not is_whole_load(x)
         return any(self.is_float(y) or is_narrow(y) or is_whole_number(y) for y in x.args) or x.op == "where"
 
 
@@ -660,9 +662,9 @@ class RowPrinter:
         if x.op == "scalar":
             return [f"{self.name(x)} = sizes.{x.data}"]
         if x.op == "load":
-            self.needs |= {"convert", "F32"}
-            at = ", ".join(index.text() for index in x.data[1])
-            return [f"{self.name(x)} = convert(F32, {x.data[0].name}[{at}])"]
+            found = f"{x.data[0].name}[{', '.join(index.text() for index in x.data[1])}]"
+            self.needs |= set() if is_whole_load(x) else {"convert", "F32"}
+            return [f"{self.name(x)} = {found if is_whole_load(x) else f'convert(F32, {found})'}"]
         made = self.element(x, True)
         text = made.text
         if x.op not in CONDITIONS and not made.is_float(x):
@@ -725,7 +727,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
     printer.needs |= {"F32", *(line.removesuffix("()") for line in begin), type(team).__name__, type(source).__name__,
                       *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
-    reads = [name for name in dtypes if name in program.reads]
+    reads = [name for name in dtypes if name in program.reads and name not in outs]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for made in steps.all for x in made.named)]
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
@@ -751,7 +753,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*counted, "columns"), tuple(tile), tuple(used),
-                   team.block, callees=callees)
+                   team.block, callees=callees, updated=tuple(name for name in outs if name in program.reads))
 
 
 def shown_team(team: RowTeam) -> str:

@@ -437,6 +437,7 @@ class Loop:
     line: str = field(default_factory=line_here)
     twice: str = ""                    # the line of a product of a block with itself, which no kernel has
     looked_up: str = ""                # that of rows which an array names
+    updated: dict[str, StoreStatement] = field(default_factory=dict)   # results that are read before they are stored
     axes: Axes = field(default_factory=Axes)           # of a whole program
 
     @property
@@ -464,7 +465,8 @@ class Tracer(Interpreter):
         self.over: dict[Value, Loop] = {}              # what rounds that are over have computed
         self.twice = ""                                # where rows and columns of a product are one block
         self.looked_up = ""                            # where rows are those that an array names
-        self.reads: set[str] = set()                   # the names of arrays that are read
+        self.reads: dict[str, set[tuple]] = {}         # by the names of arrays that are read, where
+        self.stored: set[str] = set()
 
     def emit(self, made: Any) -> Any:
         self.bodies[-1].append(made)
@@ -504,13 +506,15 @@ class Tracer(Interpreter):
         self.looked_up = self.looked_up or (line_here() if index.lookup is not None else "")
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Value:
-        self.reads.add(parameter.name)
+        late = parameter.name in self.stored
+        self.reads.setdefault(parameter.name, set()).add((*key, "after the store") if late else key)
         return Value("load", (), dims, (parameter, key), parameter.name)
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Value) -> None:
         if self.only is not None and any(index is self.only for index in key):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}] within once({self.only}): only the first block along "
                                       f"{self.only} would be stored")
+        self.stored.add(parameter.name)
         self.emit(StoreStatement(parameter, key, value, self.only))
 
     def coordinate(self, dim: Any) -> Value:
@@ -546,7 +550,7 @@ class Tracer(Interpreter):
             index.piece = piece_of(index.extent, indices)
             if rows is not None:
                 index.piece, index.line = (rows.which, None) if rows.axis.table is None else (None, rows.which)
-            self.reads.update(x.name for x in (index.extent.offsets, index.extent.table) if x is not None)
+            self.reads.update((x.name, {()}) for x in (index.extent.offsets, index.extent.table) if x is not None)
         loop = self.emit(Loop(kind, indices, start=begin, stop=length))
         user = sys._getframe(1)
         known = dict(user.f_locals)
@@ -663,6 +667,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
         raise refused(ValueError, f"{loop.carried[0].cell!r} is made outside of the tiles, which cannot share it; make it "
                                   "inside the loop", loop.line)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
+    loop.updated = {x.parameter.name: x for x in reversed(stores_of(loop)) if x.parameter.name in tracer.reads}
     _forget_axes(loop)
     loop.twice, loop.looked_up, loop.axes = tracer.twice, tracer.looked_up, tracer.axes
     return loop
@@ -674,9 +679,17 @@ def stores_of(loop: Loop) -> list[StoreStatement]:
                                                                                                                    StoreStatement)]
 
 
-def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: set[str]) -> None:
-    """Raises ValueError where nothing is stored, a name of an array is bound in place of a store, a result is read, or one
-    of a stack's matrices would be stored for all."""
+def refuse_update(store: StoreStatement) -> Exception:
+    """Of a result that is read."""
+    name = store.parameter.name
+    return refused(ValueError, f"{name} is both read and stored; a result needs its own array. Read the input from another "
+                               f"argument: {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]. Functions of rows may "
+                               "read the rows that they store, before they do", store.line)
+
+
+def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: dict[str, set[tuple]]) -> None:
+    """Raises ValueError where nothing is stored, a name of an array is bound in place of a store, a result is read elsewhere
+    than where it is stored behind, or one of a stack's matrices would be stored for all."""
     stores = stores_of(loop)
     results = {store.parameter.name for store in stores}
     for _, line, name, is_bound in _accesses_of(code):
@@ -688,10 +701,8 @@ def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: set[str]
         raise refused(ValueError, "nothing is stored; a program stores its results in arguments: y[m] = ...", loop.line)
     for store in stores:
         name = store.parameter.name
-        if name in reads:
-            raise refused(ValueError, f"{name} is both read and stored; a result needs its own array. Read the input from "
-                                      f"another argument: {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]",
-                          store.line)
+        if reads.get(name, {store.key}) != {store.key} or (name in reads and not any(store is x for x in loop.body)):
+            raise refuse_update(store)
         of_piece = [x.piece for x in store.key if isinstance(x, Index)]            # which is in no other's rows
         missing = next((x for x in loop.indices if x.stack and not any(y is x for y in (*store.key, *of_piece))), None)
         if missing is not None and store.only is not missing:

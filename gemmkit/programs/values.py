@@ -583,6 +583,8 @@ class Parameter(Arithmetic):
         return LookedUp(value, self, key[0]) if is_element and key[0].lookup is None else Term(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if any(isinstance(x, slice) for x in (key if isinstance(key, tuple) else (key,))):
+            raise refused(TypeError, f"{self.name}[{shown((key,))}] is stored: results are stored without slices")
         key, dims = self.place(key)
 
         def said() -> str:
@@ -595,10 +597,12 @@ class Parameter(Arithmetic):
         current().store(self, key, dims, value)
 
     def place(self, key: Any) -> tuple[tuple, tuple]:
-        """(indices, dimensions of what is there): a stack's index takes its axis away, an axis without index is whole."""
+        """(indices, dimensions of what is there): a stack's index takes its axis away, an axis without index is whole, or as
+        long as a slice says."""
         key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
             raise refused(ValueError, f"{self.name} has shape {self.shape}, but {len(key)} indices are given")
+        key, first = self._without_slices(key)
         key = tuple(x.dim if isinstance(x, Place) else x.of(self, axis) if isinstance(x, LookedUp) else x
                     for axis, x in enumerate(key))
         for axis, index in enumerate(key):
@@ -609,7 +613,25 @@ class Parameter(Arithmetic):
         whole = tuple(Axis(size, (self.name, axis)) for axis, size in enumerate(self.shape) if axis >= len(key))
         current().axes.whole.update((self.name, axis) for axis in range(len(key), len(self.shape)))
         dims = (index if index.lookup is None else index.base for index in key if not index.stack)
-        return key, (*dims, *whole)
+        return key, (*dims, *(whole if first is None else (*whole[:-1], first)))
+
+    def _without_slices(self, key: tuple) -> tuple[tuple, Axis | None]:
+        """The indices of ``k[n, :v.columns]``, and as how many of the last axis' elements: its first ones."""
+        count = next((n for n, x in enumerate(key) if isinstance(x, slice)), len(key))
+        indices, slices = key[:count], [x if isinstance(x, slice) else None for x in key[count:]]
+        stop = slices[-1].stop if slices and slices[-1] is not None else None
+        if all(x == slice(None) for x in slices):
+            return indices, None
+        is_first = slices[:-1] == [slice(None)] * (len(slices) - 1) and slices[-1] == slice(stop)
+        is_first = is_first and len(key) == len(self._shape)
+        if not isinstance(stop, ProgramAxis) or not is_first or stop.stack or stop.offsets or stop.table:
+            raise refused(TypeError, f"{self.name}[...]: a slice is of the first columns, as many as an axis has: "
+                                     f"{self.name}[n, :v.columns]")
+        if stop.length > self._shape[-1]:
+            raise refused(ValueError, f"{self.name}[..., :{stop!r}]: {self.name} has shape {self._shape}, and fewer columns")
+        of = stop.parameter, stop.axis
+        current().axes.whole.add(of)
+        return indices, Axis(stop.length, of)
 
 
 def unique(wanted: str, taken: Collection[str]) -> str:

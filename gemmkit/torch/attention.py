@@ -158,6 +158,10 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
         if x is not None and is_recorded:
             raise ValueError(f"{name} are given, and a tensor that requires a gradient is among q, k and v: attention with "
                              f"{name} has no gradient; pass .detach(), or call under torch.no_grad()")
+    widest = max([x.shape[-1] for x in (k, v) if x.ndim], default=0)
+    if is_recorded and widest > forward.WIDE:
+        raise ValueError(f"heads have {widest} columns, and a tensor that requires a gradient is among q, k and v: heads of "
+                         f"more than {forward.WIDE} have no gradient; pass .detach(), or call under torch.no_grad()")
     if pages is not None or key_starts is not None:
         return forward.attention(q, k, v, mask=mask, score=score, scale=scale, layout=layout, lengths=lengths,
                                  key_starts=key_starts, key_lengths=key_lengths, pages=pages, return_lse=return_lse)

@@ -33,6 +33,7 @@ from tests.drawn_programs.syntax import (
 
 __all__ = ["Case", "drawn"]
 
+WIDE = 264, 320, 384, 512                                              # whose columns two warpgroups share
 WIDTHS = 8, 16, 24, 32, 40, 48, 56, 72, 80, 96, 104, 112, 136, 160     # of heads and layers
 SMALL, MIDDLE = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 40), (48, 63, 64, 65, 70, 81, 96, 97, 100, 127, 128, 129)
 LARGE = (130, 150, 191, 192, 200, 255, 256, 257, 299, 300)
@@ -62,6 +63,7 @@ class Drawing:
         self.more = np.random.default_rng((seed, number, 1))   # of what came later, so that earlier programs stay what they are
         self.late = np.random.default_rng((seed, number, 2))   # of several stacks and pieces
         self.last = np.random.default_rng((seed, number, 3))   # of pages, and of where rounds begin
+        self.new = np.random.default_rng((seed, number, 4))    # of wide heads, of sums beside products, of elements without rows
         self.grouped = False                                   # whether neighbours of the stack share matrices
         self.halved: set[str] = set()                          # other stacks whose neighbours do
         self.arrays: list[Array] = []
@@ -392,11 +394,19 @@ def tile_program(of: Drawing) -> Source:
                 inside[-1] = Add(cell.data, Expr("dot", (left[-1], right[-1]), None, ("m", "n")))
         if rows is not None:
             plain = [x for x in left if x.op == "load"]
+            if of.new.random() < 0.3:                          # of an array that no product takes
+                of.tags.add("sums beside products")
+                plain = [of.load(of.array((of.classes["m"], of.classes[index]), "operand", reuse=0.0), "m", index)]
             if plain or of.chance(0.1):
                 x = of.pick(*(plain or left))
                 inside.append(Add("sums", Expr("sum", (x,), 1, ("m",))))
         if columns is not None:
             x = right[0]
+            if of.new.random() < 0.3:
+                of.tags.add("sums beside products")
+                pair = (index, "n") if right[0].op == "load" else ("n", index)
+                x = of.load(of.array((of.classes[pair[0]], of.classes[pair[1]]), "operand", reuse=0.0), *pair)
+                x = x if right[0].op == "load" else Expr("transpose", (x,), None, (index, "n"))
             x, axis = (x.args[0], 1) if x.op == "transpose" else (x, 0)
             inside.append(Add("right", Expr("sum", (x,), axis, ("n",))))
         if of.chance(0.04):
@@ -713,6 +723,30 @@ def row_program(of: Drawing) -> Source:
     return of.finished(tile, body)
 
 
+def element_program(of: Drawing) -> Source:
+    """Element by element, in tiles of rows and columns that multiply nothing."""
+    merge(of, ("N", "M", 0.1))
+    of.tags.add("elements")
+    of.classes = {"h": "H", "m": of.of("M"), "n": of.of("N")}
+    tile, kinds = ("h", "m", "n") if of.stack else ("m", "n"), ("float16", "bfloat16", "float32")
+    h, stack = (("H",), ("h",)) if of.stack else ((), ())
+    body: list[Statement] = []
+
+    def matrix() -> Expr:
+        return of.load(of.array((*h, of.classes["m"], of.classes["n"]), "element", of.pick(*kinds), scale=1.0), *stack, "m", "n")
+
+    leaves: list[Callable[[], Expr]] = [matrix] * 4
+    leaves += [lambda: of.element(("m",), dtype=of.pick(*kinds)), lambda: of.element(("n",), dtype=of.pick(*kinds)), of.constant]
+    for _ in range(2 if of.chance(0.3) else 1):
+        value = of.make("add", matrix(), of.computed(leaves, int(of.rng.integers(1, 4)), ("m", "n")))
+        if of.chance(0.2):
+            value = of.hidden(value, "m", "n", of.pick(0.0, -1.0))
+        body.append(of.store(tile, (), value))
+    if of.chance(0.3):
+        body.append(of.store(tile[:-1], (), of.make("mul", of.element(("m",), dtype=of.pick(*kinds)), number(0.5)), "n"))
+    return of.finished(tile, body)
+
+
 # -- mappings ---------------------------------------------------------------------------------------------------------------
 
 
@@ -770,7 +804,8 @@ def drawn(seed: int, number: int, large: bool = False) -> Case:
     machine = "ptx" if of.chance(0.1) and not large else "emulator"
     kernel = "multistage" if machine == "ptx" or of.chance(0.3) else ""
     of.tags.add(form)
-    source = {"tile": tile_program, "chain": chain_program, "rows": row_program}[form](of)
+    by_element = form == "rows" and of.new.random() < 0.4
+    source = {"tile": tile_program, "chain": chain_program, "rows": element_program if by_element else row_program}[form](of)
     sizes = {of.of(name): of.size() for name in "MNKJ"}
     narrow = form == "chain" and not of.chance(0.05)
     for name in "DC":
@@ -778,6 +813,9 @@ def drawn(seed: int, number: int, large: bool = False) -> Case:
             sizes[name] = int(of.pick(64, 64, 64, 128) if kernel == "" else of.pick(32, 64, 64, 96)) if narrow else of.size()
             if narrow and of.more.random() < 0.6:              # most are no whole lines
                 sizes[name] = int(of.more.choice(WIDTHS))
+            if form == "chain" and machine != "ptx" and of.new.random() < 0.08:
+                sizes[name] = int(of.new.choice(WIDE))
+                of.tags.add("wide")
     sizes["H"], sizes["L"] = int(of.pick(1, 2, 2, 3)), sizes.get("L", int(of.pick(1, 2, 3)))
     sizes["B"], sizes["P"] = int(of.late.choice([1, 2, 2, 3])), int(of.late.choice([1, 2, 3, 3, 4, 5, 7] if not large else [1, 3, 17, 40]))
     if of.late.random() < 0.02:

@@ -395,6 +395,65 @@ def test_a_head_size_of_its_own_for_v(machine: Any, session: Any, head_dim: int,
     assert np.array_equal(machine.numpy(out).swapaxes(1, 2), machine.numpy(found))
 
 
+def beside_nan(x: np.ndarray, columns: int) -> np.ndarray:
+    """The same array in longer rows, whose other columns are NaN."""
+    whole = np.full((*x.shape[:-1], x.shape[-1] + columns), np.nan, x.dtype)
+    whole[..., :x.shape[-1]] = x
+    return whole
+
+
+@pytest.mark.kin(5)
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("rows", [0, 16])
+@pytest.mark.parametrize("queries,mask", [(1, None), (1, Causal()), (70, Causal())], ids=str)
+@pytest.mark.parametrize("head_dim,width,of_k", [(576, 512, True), (576, 512, False), (264, 264, True), (320, 400, False), (576, 64, True)])
+def test_latent_heads(machine: Any, sessions: Any, head_dim: int, width: int, of_k: bool, queries: int, mask: Any, rows: int,
+                      rng: np.random.Generator) -> None:
+    """Wide heads, as of MLA: values are the first columns of keys, or an array of their own; with lengths, or in pages. A known call
+    finds values elsewhere."""
+    keys, heads, batch = 3200, 6, 3
+    if machine.emulated:
+        keys, heads, batch = 48, *((6, 2) if queries == 1 else (1, 1))
+    lengths = np.array([keys - 3, keys // 2, 0][:batch], np.int32)
+    q, k, v = (draw(rng, (batch, *shape), F16) for shape in ((heads, queries, head_dim), (1, keys, head_dim), (1, keys, width)))
+    v = np.ascontiguousarray(k[..., :width]) if of_k else v
+    given, more = (q, k, v), dict[str, Any]()
+    if rows:
+        order = rng.permutation(batch * keys // rows)
+        given = q, *(np.ascontiguousarray(x.reshape(-1, 1, rows, x.shape[-1])[order]) for x in (k, v))
+        more = {"pages": machine.array(np.argsort(order).astype(np.int32).reshape(batch, -1))}
+    on_q, on_k, on_v = (machine.array(beside_nan(x, 8))[..., :x.shape[-1]] for x in given)
+    wanted = [reference(q[b:b + 1], k[b:b + 1, :, :n], v[b:b + 1, :, :n], visible=None if mask is None else
+                        lambda m, n, h, b, shift=n - queries: n <= m + shift) for b, n in enumerate(lengths)]
+    for session in sessions(machine):
+        with session(machine):
+            for values in ([on_k[..., :width], on_v] if of_k and not machine.emulated else [on_k[..., :width] if of_k else on_v]):
+                out = machine.array(poison((batch, heads, queries, width), F16))
+                for _ in range(1 if machine.emulated else 2):              # the second is known
+                    found, lse = gk.attention(on_q, on_k, values, mask=mask, key_lengths=machine.array(lengths), out=out, return_lse=True, **more)
+                for b, expected in enumerate(wanted):
+                    close(machine.numpy(found)[b:b + 1], expected, machine.numpy(lse)[b:b + 1])
+
+
+def test_latents_are_loaded_once() -> None:
+    """Values within keys are not an operand of their own, if they are keys' first columns, of keys that are wide."""
+    q, k = np.zeros((2, 16, 1, 576), F16), np.zeros((2, 1, 100, 584), F16)[..., :576]
+
+    def arrays(k: np.ndarray, v: np.ndarray) -> list[str]:
+        operands = attention.operands_of(*(describe(x, "x") for x in (q[..., :k.shape[-1]], k, v)), "bhnd", False)
+        call = attention.AttentionCall(operands, operands.q, None, attention.EVERYTHING, attention.PLAIN, 1.0, {}, operands.keys)
+        return [name for name, x in attention.program_arguments(call).items() if name in "kv" and x is not None]
+
+    with gk.emulate():
+        assert arrays(k, k[..., :512]) == arrays(k, k[..., :8]) == ["k"]
+        assert arrays(k, k[..., 8:512]) == arrays(k, np.copy(k[..., :512])) == arrays(k[:1], k[1:, ..., :512]) == ["k", "v"]
+        assert arrays(k[..., :256], k[..., :64]) == arrays(k, k[..., :512].view(BF16).view(F16)[:, :, ::-1]) == ["k", "v"]
+        for wrong in (dict(q=np.zeros((2, 16, 1, 584), F16), k=k.base), dict(v=k[..., :520])):
+            with pytest.raises(gk.ConfigError, match="a multiple of 8 up to (576|512) is needed"):
+                gk.attention(**{"q": q, "k": k, "v": k[..., :512], **wrong})
+
+
 @pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
@@ -429,7 +488,7 @@ def test_documents(machine: Any, session: Any, rng: np.random.Generator) -> None
 @pytest.mark.parametrize("mask", [None, Causal(), Causal("upper left"), Window(40)], ids=["all", "causal", "upper left", "window"])
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
 @pytest.mark.parametrize("queries", [1, 3])
-def test_few_queries(machine: Any, session: Any, queries: int, layout: str, mask: Any, rng: np.random.Generator) -> None:
+def test_few_queries(machine: Any, sessions: Any, queries: int, layout: str, mask: Any, rng: np.random.Generator) -> None:
     """Heads that share keys are rows of one tile where no row depends on its place, and blocks share long keys."""
     keys = 300 if machine.emulated else 9000
     q, k, v = draw(rng, (2, 6, queries, 64), F16), draw(rng, (2, 2, keys, 64), F16), draw(rng, (2, 2, keys, 64), F16)
@@ -437,10 +496,11 @@ def test_few_queries(machine: Any, session: Any, queries: int, layout: str, mask
     visible = {None: None, Causal(): lambda m, n, h, b: n <= m + shift, Causal("upper left"): lambda m, n, h, b: n <= m,
                Window(40): lambda m, n, h, b: (m + shift - left <= n) & (n <= m + shift)}[mask]
     given = [machine.array(x if layout == "bhnd" else np.ascontiguousarray(x.swapaxes(1, 2))) for x in (q, k, v)]
-    with session(machine):
-        out, lse = gk.attention(*given, mask=mask, layout=layout, return_lse=True)
-    found = machine.numpy(out)
-    close(found if layout == "bhnd" else found.swapaxes(1, 2), reference(q, k, v, visible=visible), machine.numpy(lse))
+    for session in sessions(machine):
+        with session(machine):
+            out, lse = gk.attention(*given, mask=mask, layout=layout, return_lse=True)
+        found = machine.numpy(out)
+        close(found if layout == "bhnd" else found.swapaxes(1, 2), reference(q, k, v, visible=visible), machine.numpy(lse))
 
 
 def test_rows_of_one_tile() -> None:
@@ -565,7 +625,7 @@ def strided(rng: np.random.Generator, x: np.ndarray, layout: str) -> np.ndarray:
 @pytest.mark.parametrize("number", range(25))
 def test_drawn(machine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng([int(os.environ.get("GEMMKIT_SEED", "1")), number])
-    head_dim, dtype = [32, 64, 96, 128, 192, 256][number % 6], (F16, BF16)[int(rng.integers(2))]
+    head_dim, dtype = [32, 64, 96, 128, 192, 256, 320][number % 7], (F16, BF16)[int(rng.integers(2))]
     mask, score = (str(rng.choice(kinds)) for kinds in (["none", "causal", "upper left", "window", "documents"],
                                                         ["none", "none", "alibi", "soft cap", "function"]))
     layout, returns = str(rng.choice(["bhnd", "bnhd"])), bool(rng.integers(2))

@@ -52,6 +52,35 @@ def check(program: gp.Program, *arrays: Any, mapping: gk.Mapping | None = None, 
     return plan
 
 
+@gk.program
+def apart(a: Any, b: Any, c: Any, e: Any, d: Any, y: Any, z: Any) -> None:
+    """Sums of rows and columns that no product takes."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, sums, more, columns, lines = gp.zeros(m, n), gp.zeros(m), gp.zeros(m), gp.zeros(n), gp.zeros(n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            sums += c[m, k].sum(axis=1)
+            more += a[m, k].sum(axis=1) + c[m, k].sum(axis=1)
+            columns += b[k, n].sum(axis=0)
+            lines += e[n, k].sum(axis=1)
+        d[m, n] = acc + lines - columns
+        with gp.once(n):
+            y[m] = sums - more
+        with gp.once(m):
+            z[n] = lines
+
+
+@pytest.mark.kin(1)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
+@pytest.mark.parametrize("m, n, k", [(100, 131, 72), (7, 9, 200), (130, 64, 64), (1, 1, 1)])
+def test_sums_that_no_product_takes(m: int, n: int, k: int, kernel: str, rng: np.random.Generator) -> None:
+    for dtype, cluster in ((F16, {}), (BF16, {"m": 2} if kernel == "warp_specialised" else {})):
+        arrays = wide(rng, m, k, dtype=dtype), wide(rng, k, n, dtype=dtype), wide(rng, m, k, dtype=dtype), wide(rng, n, k, dtype=dtype)
+        mapping = gk.Mapping({"n": 64}, kernel=kernel, warpgroups=1, cluster=cluster)
+        check(apart, *arrays, nothing(m, n), nothing(m), nothing(n), mapping=mapping)
+
+
 def drawn(seed: int) -> tuple[gp.Program, tuple, gk.Mapping, dict[str, float]]:
     rng = np.random.default_rng(seed)
     m, n, k = (int(rng.choice([1, 2, 7, 31, 64, 97, 131, 200])) for _ in range(3))

@@ -22,6 +22,7 @@ from tests.support.sass import instructions, loops, written_in_flight
 
 F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
 HEADS = 8, 16, 24, 32, 40, 48, 72, 80, 96, 104, 112, 136, 160, 176, 192, 224, 248, 256
+WIDE = 256, 264, 320, 376, 448, 512
 KERNELS = "warp_specialised", "multistage"
 
 
@@ -47,7 +48,7 @@ def first(x: np.ndarray) -> np.ndarray:
     return np.array(whole_of(x)[0])[..., :x.shape[-1]]
 
 
-def drawn(seed: int, kernel: str, large: bool = False) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+def drawn(seed: int, kernel: str, large: bool = False, heads: tuple[int, ...] = HEADS) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
     """A program of two products in a chain, its operands beside others, and a mapping."""
     rng = np.random.default_rng(seed)
 
@@ -58,8 +59,8 @@ def drawn(seed: int, kernel: str, large: bool = False) -> tuple[Any, list[np.nda
         return beside((rng.standard_normal(shape) * scale).astype(dtype), rng)
 
     dtype = pick(F16, F16, BF16)
-    d = int(pick(*HEADS))
-    width = int(pick(d, d, *HEADS))
+    d = int(pick(*heads))
+    width = int(pick(d, d, *heads))
     count, most = int(rng.integers(1, 4)), 1500 if large else 200
     rows, places = int(pick(1, 64, 128, *rng.integers(1, most, 4))), int(pick(1, 16, *rng.integers(1, most, 4)))
     q, k, v = given(count, rows, d), given(count, places, d, scale=d ** -0.5), given(count, places, width)
@@ -84,7 +85,8 @@ def drawn(seed: int, kernel: str, large: bool = False) -> tuple[Any, list[np.nda
 
 def is_refusal(error: str) -> bool:
     """Blocks that were asked for have no room; a cluster's share of a block is no whole lines."""
-    return any(words in error for words in ("bytes of shared memory", "registers of a thread", "needed; use other blocks along"))
+    return any(words in error for words in ("bytes of shared memory", "registers of a thread", "needed; use other blocks along",
+                                            "two warpgroups share the columns"))
 
 
 def near(got: np.ndarray) -> float:
@@ -105,6 +107,103 @@ def test_drawn(seed: int, kernel: str) -> None:
     of_operands = near(arrays[0])
     chains.check_close(results, wanted, lambda got: max(near(got), of_operands))
     assert all(map(untouched, arrays))
+
+
+@pytest.mark.kin(1)
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_wide(seed: int, kernel: str) -> None:
+    """Two warpgroups share the columns of what is wider than 256."""
+    program, arrays, mapping, more = drawn(seed, kernel, heads=WIDE)
+    try:
+        _, results, wanted = chains.computed(program, arrays, dataclasses.replace(mapping, blocks={"n": 16}), **more)
+    except gk.ConfigError as error:
+        assert is_refusal(str(error)), error
+        return
+    of_operands = near(arrays[0])
+    chains.check_close(results, wanted, lambda got: max(near(got), of_operands))
+    assert all(map(untouched, arrays))
+
+
+@gk.program
+def begun_by_columns(q: Any, k: Any, gamma: Any, x: Any, o: Any, y: Any, z: Any) -> None:
+    """What the columns of a wide result meet, and results that are not wide."""
+    for m in gp.parallel(q.rows):
+        out, part, total = gp.zeros(m, gamma.columns), gp.zeros(m, y.columns), gp.zeros(m)
+        for n in gp.sequential(k.rows):
+            p = gp.tanh(q[m] @ k[n].T)
+            total += p.sum(axis=1)
+            out += p.astype(k.dtype) @ k[n, :gamma.columns]
+            part += p.astype(k.dtype) @ k[n, :y.columns]
+        o[m] = out * gamma + x[m]
+        y[m], z[m] = part, total
+
+
+def sliced(text: str) -> Any:
+    """A program whose round takes its right operand so."""
+    def program(q: Any, k: Any, v: Any, o: Any) -> None:
+        for m in gp.parallel(q.rows):
+            out = gp.zeros(m, o.columns)
+            for n in gp.sequential(k.rows):
+                p = (q[m] @ k[n].T).astype(k.dtype)
+                out += eval(text, {"gp": gp}, dict(p=p, q=q, k=k, v=v, o=o, m=m, n=n))
+            o[m] = out
+
+    return gk.program(program)
+
+
+SLICES = [
+    ("p @ k[n, 8:]", TypeError, "a slice is of the first columns, as many as an axis has"), ("p @ k[n, :32]", TypeError, "a slice is of the first columns"),
+    ("p @ k[n, :v.columns:2]", TypeError, "a slice is of the first columns"), ("p @ k[:v.columns]", TypeError, "a slice is of the first columns"),
+    ("p @ v[n, :k.columns]", ValueError, "v has shape .* and fewer columns"), ("p @ k[n, :q.rows]", ValueError, "each element must get one value|combined|dimensions"),
+    ("q[m, :v.columns] @ v[n].T @ v[n]", ValueError, "the first columns of q; a kernel takes them as the right operand"),
+    ("(q[m] @ k[n].T).astype(k.dtype) @ k[n, :v.columns] * 1.0 + (q[m, :v.columns] * 0.0)", ValueError, "the first columns of q"),
+    ("(q[m, :v.columns] @ k[n, :v.columns].T).astype(k.dtype) @ v[n]", ValueError, "the first columns of")]
+
+
+@pytest.mark.parametrize("text, kind, words", SLICES, ids=[text for text, *_ in SLICES])
+def test_slices_that_are_refused(text: str, kind: Any, words: str) -> None:
+    q, k, v, o = (np.zeros((40, columns), F16) for columns in (64, 64, 32, 32))
+    with pytest.raises(kind, match=words):
+        sliced(text).plan(q, k, v, o)
+
+
+def test_slices() -> None:
+    """All columns, with a slice or without; the reference takes what kernels do not."""
+    rng = np.random.default_rng(3)
+    q, k, v = chains.half(rng, 20, 64), chains.half(rng, 40, 64), chains.half(rng, 40, 32)
+    wanted = (q.astype(float) @ k.astype(float).T).astype(F16) @ k.astype(float)
+    for text, columns in (("p @ k[n, :v.columns]", 32), ("p @ k[n, :]", 64), ("p @ k[n, :k.columns]", 64)):
+        o = chains.empty(20, columns)
+        chains.check(sliced(text), [q, k, v, o], None)
+        assert np.allclose(o, wanted[:, :columns], atol=0.05, rtol=0.01)
+    exact = sliced("q[m, :v.columns] @ v[n].T @ v[n]").reference(q, k, v, chains.empty(20, 32))
+    assert np.allclose(exact, q[:, :32].astype(float) @ v.astype(float).T @ v.astype(float))
+
+
+@gk.program
+def stored_in_part(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m, :x.columns] = x[m]
+
+
+def test_slices_are_not_stored() -> None:
+    with pytest.raises(TypeError, match="results are stored without slices"):
+        stored_in_part.plan(np.zeros((4, 8), F16), np.zeros((4, 16), F16))
+
+
+@pytest.mark.kin(1)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("columns, width, narrow", [(384, 320, 40), (512, 512, 64), (272, 264, 8), (448, 400, 48)])
+def test_what_columns_meet(columns: int, width: int, narrow: int, kernel: str) -> None:
+    rng = np.random.default_rng(columns)
+    q, k = chains.half(rng, 70, columns), beside(chains.half(rng, 50, columns, scale=columns ** -0.5), rng)
+    o, y, z = beside(chains.empty(70, width), rng), beside(chains.empty(70, narrow, dtype=F32), rng), chains.empty(70, dtype=F32)
+    gamma, x = rng.standard_normal(width).astype(F32), beside(chains.half(rng, 70, width), rng)
+    chains.check(begun_by_columns, [q, k, gamma, x, o, y, z], gk.Mapping({"n": 16}, kernel=kernel))
+    assert untouched(o) and untouched(y)
 
 
 @pytest.mark.kin(1)
@@ -157,8 +256,58 @@ def test_layers(kernel: str) -> None:
         x, w, y = chains.half(rng, 70, k), chains.half(rng, 3, k, n, scale=k ** -0.5), chains.empty(70, n)
         chains.check(chains.summed, [beside(x, rng), beside(w, rng), y], mapping)
         chains.check(summed_transposed, [beside(x, rng), beside(np.ascontiguousarray(w.transpose(0, 2, 1)), rng), y], mapping)
-    with pytest.raises(gk.ConfigError, match="the left operand of a product is computed and has 72 columns; a multiple of 16 is needed"):
-        layers.plan(chains.half(rng, 70, 72), chains.half(rng, 3, 72, 72), chains.empty(70, 72), mapping=mapping)
+
+
+@gk.program
+def biased_layers(x: Any, w: Any, b: Any, y: Any, z: Any) -> None:
+    """What zeros fill up is no zero behind a layer, and is in no sum."""
+    for m in gp.parallel(x.rows):
+        h = gp.copy(x[m])
+        for layer in gp.sequential(w.count):
+            h[:] = gp.tanh(h @ w[layer].T + b[layer]).astype(x.dtype)
+        y[m] = h
+        z[m] = (h * h + 1.0).sum(axis=1)
+
+
+@gk.program
+def exponentials(x: Any, w: Any, y: Any, z: Any) -> None:
+    for m in gp.parallel(x.rows):
+        out, total = gp.zeros(m, w.columns), gp.zeros(m)
+        for layer in gp.sequential(w.count):
+            p = gp.exp(0.25 * (x[m] @ w[layer]))
+            total += p.sum(axis=1)
+            out += p.astype(x.dtype) @ w[layer]
+        y[m], z[m] = out, total
+
+
+@pytest.mark.kin(1)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("width", [8, 24, 40, 72, 104, 120])
+def test_layers_that_end_within_a_step(width: int, kernel: str) -> None:
+    """A product sums over whole steps of 16 columns, of which zeros are the last ones."""
+    rng, mapping = np.random.default_rng(width), gk.Mapping(kernel=kernel)
+    x, w, b = beside(chains.half(rng, 70, width), rng), beside(chains.half(rng, 3, width, width, scale=width ** -0.5), rng), chains.half(rng, 3, width)
+    for program, given in ((layers, (x, w)), (biased_layers, (x, w, b)), (exponentials, (x, w))):
+        y, z = beside(chains.empty(70, width), rng), chains.empty(70, dtype=F32)
+        chains.check(program, [*given, y, *((z,) if program is not layers else ())], mapping)
+        assert untouched(y)
+
+
+@pytest.mark.kin(1)
+@pytest.mark.compile
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("device", [H100, A100], ids=["wgmma", "mma"])
+@pytest.mark.parametrize("width", [72, 120])
+def test_layers_that_end_within_a_step_do_not_spill(width: int, device: Any) -> None:
+    def half(*shape: int) -> np.ndarray:
+        return np.zeros(shape, F16)
+
+    x, w, y, z = half(4096, width), half(3, width, width), half(4096, width), np.zeros(4096, F32)
+    for call in (lambda: layers(x, w, y), lambda: biased_layers(x, w, half(3, width), y, z), lambda: exponentials(x, w, y, z)):
+        (plan,) = recorded(call, device, zeros=False)
+        usage = plan.launchable.entry().meta["usage"]
+        assert usage["spill_stores"] + usage["spill_loads"] + usage["stack_bytes"] == 0
 
 
 @pytest.mark.kin(1)
@@ -227,13 +376,35 @@ def test_keys_that_are_wider_than_values_of_512(machine: Any, rng: np.random.Gen
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("device", [H100, A100], ids=["wgmma", "mma"])
 def test_halves_of_512_columns_do_not_spill(device: Any, rng: np.random.Generator) -> None:
-    """And all of them in one tile, which is 512 registers of a thread, are refused with what to write."""
+    """And neither do all of them in one tile. More are refused with what to write."""
     q, k, o = latents(rng, 2, 64, 300)
     with assumed(device):
-        usage = latent.plan(q, k, in_halves(k), np.array([300, 20]), in_halves(o), 0.04).launchable.entry().meta["usage"]
-        with pytest.raises(gk.ConfigError, match="a product has 512 columns; .* make halves of them a stack"):
-            latent.plan(q, k, k[:, None, :, :512], np.array([300, 20]), o[:, None], 0.04)
-    assert usage["spill_stores"] + usage["spill_loads"] + usage["stack_bytes"] == 0
+        for values, results in ((in_halves(k), in_halves(o)), (k[:, None, :, :512], o[:, None])):
+            usage = latent.plan(q, k, values, np.array([300, 20]), results, 0.04).launchable.entry().meta["usage"]
+            assert usage["spill_stores"] + usage["spill_loads"] + usage["stack_bytes"] == 0
+        with pytest.raises(gk.ConfigError, match="a product has 576 columns; .* make parts of them a stack"):
+            latent.plan(q, k, k[:, None], np.array([300, 20]), np.zeros((2, 1, 64, 576), F16), 0.04)
+
+
+@pytest.mark.kin(1)
+@pytest.mark.compile
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("device", [H100, A100], ids=["wgmma", "mma"])
+@pytest.mark.parametrize("queries, mask", [(1, None), (600, gk.masks.Causal())], ids=["decode", "prefill"])
+def test_latent_attention_does_not_spill(queries: int, mask: Any, device: Any) -> None:
+    """One block has all columns, and keys from memory once: 36 steps of scores and 4 of values of 256 columns a warpgroup."""
+    q, k = np.zeros((4, 16, queries, 576), F16), np.zeros((4, 1, 4096, 576), F16)
+    first, *merging = recorded(lambda: gk.attention(q, k, k[..., :512], mask=mask), device, zeros=False)
+    assert bool(merging) == (queries == 1)
+    for launch in (first, *merging):
+        entry = launch.launchable.entry()
+        usage = entry.meta["usage"]
+        assert usage["spill_stores"] + usage["spill_loads"] + usage["stack_bytes"] == 0
+    assert first.mapping.blocks == {"m": 64, "n": 64 if device is H100 else 32} and first.mapping.warpgroups == 2
+    if device is H100:
+        counts = [[sum(f"HGMMA.64x{n}x16" in line for line in one) for n in (64, 256)] for one in loops(disassemble(
+            first.launchable.entry().cubin))]
+        assert counts[-1] == [36, 4]
 
 
 @pytest.mark.gpu

@@ -127,7 +127,7 @@ WHOLE = """def f(x, w, y):
 """
 WHOLES = [
     ("y = x[m]  #", r"y is an array argument.*write y\[m\] = "), ("h = x[m]", "nothing is stored"),
-    ("y[m] = y[m] * x[m]  #", "y is both read and stored"), ("y = y[m] * x[m]  #", "y is an array argument"),
+    ("y[m] = x[m]; h = y[m]  #", "y is both read and stored"), ("y = y[m] * x[m]  #", "y is an array argument"),
     ("y[m] = x[m]; w = x[m]  #", "w = ... only rebinds the name"),
     ("h = gp.zeros(m, w.columns)\n        for n in list(gp.sequential(w.rows)):  #\n            h += (x[m] @ w[n].T) @ w[n]", "enumerate"),
     ("h = gp.zeros(m, w.columns)\n        for i, n in enumerate(gp.sequential(w.rows)):  #\n            h += x[m]", "write loops as for"),

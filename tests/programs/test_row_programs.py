@@ -16,6 +16,7 @@ from gemmkit.runtime import device
 from gemmkit.tuning import problems
 from tests.support import row_programs as listing
 from tests.support.checks import named_functions_run
+from tests.support.machines import on_machines
 from tests.support.row_programs import BF16, F16, F32
 
 EPS = {F16: 2.0 ** -11, BF16: 2.0 ** -8, F32: 2.0 ** -23}
@@ -234,9 +235,131 @@ def product(x: Any, y: Any) -> None:
         y[m] = x[m] @ gp.zeros(x.columns, y.columns)   # here
 
 
+@gk.program
+def added_norm(h: Any, x: Any, gamma: Any, y: Any, eps: float) -> None:
+    """A residual in place, and its norm."""
+    for m in gp.parallel(h.rows):
+        t = h[m] + x[m]
+        h[m] = t
+        y[m] = t * gp.rsqrt((t * t).mean(axis=1) + eps) * gamma
+
+
+@gk.program
+def softmax_in_place(x: Any) -> None:
+    for m in gp.parallel(x.rows):
+        p = gp.exp(x[m] - x[m].max(axis=1))
+        x[m] = p / p.sum(axis=1)
+
+
+@gk.program
+def gated(a: Any, b: Any, s: Any, bias: Any, d: Any, y: Any, c: float) -> None:
+    """Element by element, without rows."""
+    for m, n in gp.parallel(a.rows, a.columns):
+        x = a[m, n] * s[m] + bias[n]
+        d[m, n] = x / (1.0 + gp.exp(-x)) * b[m, n] * c + gp.where(gp.place(n) > gp.place(m), 1.0, 0.0)
+        with gp.once(n):
+            y[m] = s[m] * c
+
+
+@gk.program
+def stacked_in_place(x: Any, f: Any) -> None:
+    for h, m, n in gp.parallel(x.count, x.rows, x.columns):
+        x[h, m, n] = gp.call(lambda x, i, j, k: x * 0.5 + (i + 2 * j) % 7 - k, x[h, m, n], m, n, h) + f[h]
+
+
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("shape", [*SHAPES[1:], (1, 70000)], ids=str)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_in_place_and_element_by_element(machine: Any, dtype: Any, shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """Rows in longer rows; what is stored is read before, of rows that registers hold and of longer ones."""
+    def drawn(*shape: int, dtype: Any = dtype) -> np.ndarray:
+        whole = np.full((*shape[:-1], shape[-1] + 9), np.nan, dtype)
+        whole[..., :shape[-1]] = rng.standard_normal(shape)
+        return whole
+
+    def run(program: gp.Program, *wholes: np.ndarray, **numbers: float) -> None:
+        columns = shape[1]
+        cut = lambda x: x[..., :columns] if x.ndim > 1 or len(x) == columns + 9 else x                     # noqa: E731
+        wanted = program.reference(*map(cut, wholes), **numbers)
+        held = [machine.array(x) for x in wholes]
+        given = program.bound(tuple(map(cut, held)), numbers)
+        with machine.session():
+            program(*map(cut, held), **numbers)
+        results = [name for name in given if name in program.plan(*map(cut, wholes), **numbers).results]
+        for name, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+            whole = machine.numpy(held[list(given).index(name)])
+            close(cut(whole), exact)
+            assert whole.ndim == 1 or np.isnan(whole[..., columns:].astype(F32)).all()
+
+    rows, columns = shape
+    run(added_norm, drawn(*shape), drawn(*shape), drawn(columns, dtype=F32), drawn(*shape) * np.nan, eps=1e-5)
+    run(softmax_in_place, drawn(*shape))
+    if columns > 2000 and machine.emulated:
+        return
+    run(gated, drawn(*shape), drawn(*shape), rng.standard_normal(rows).astype(F32), drawn(columns, dtype=F32), drawn(*shape, dtype=F32) * np.nan,
+        empty(rows, dtype=F32), c=0.5)
+    run(stacked_in_place, drawn(3, *shape), rng.standard_normal(3).astype(F32))
+
+
+@gk.program
+def cross_entropy(x: Any, labels: Any, loss: Any, weight: Any) -> None:
+    """A whole number for each row, which is compared with places, and is a number."""
+    for m in gp.parallel(x.rows):
+        top = x[m].max(axis=1)
+        picked = gp.where(lambda i, j: labels[i] == j, x[m], 0.0).sum(axis=1)
+        loss[m] = gp.where(labels[m] < 0, 0.0, top + gp.log(gp.exp(x[m] - top).sum(axis=1)) - picked)
+        weight[m] = labels[m] * 0.5 + gp.call(lambda label: label % 7, labels[m])
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.int16], ids=str)
+def test_whole_numbers_of_rows(machine: Any, dtype: Any, rng: np.random.Generator) -> None:
+    for rows, columns in ((5, 7), (9, 1000), (1, 1)):
+        x, labels = rng.standard_normal((rows, columns)).astype(F16), rng.integers(0, min(columns, 100), rows).astype(dtype)
+        labels[0] = labels[0] if dtype == np.uint8 else -1
+        wanted = cross_entropy.reference(x, labels, empty(rows), empty(rows))
+        results = [machine.array(empty(rows, dtype=F32)) for _ in range(2)]
+        with machine.session():
+            cross_entropy(machine.array(x), machine.array(labels), *results)
+        for got, exact in zip(results, wanted, strict=True):
+            close(machine.numpy(got), exact)
+    with pytest.raises(TypeError, match="x has dtype int32; .*and whole numbers of which a row has one"):
+        cross_entropy.plan(labels[None].astype(np.int32), labels.astype(np.int32), *map(np.copy, (empty(1, dtype=F32),) * 2))
+
+
+def swapped(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        one, other = x[m], y[m]
+        x[m] = other
+        y[m] = one
+
+
+def a_value_in_place(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = y[m] + x[m].sum(axis=1)
+
+
+def turned(x: Any, y: Any) -> None:
+    for m, n in gp.parallel(x.rows, x.columns):
+        y[n, m] = x[m, n]                              # here
+
+
+def test_what_is_not_in_place() -> None:
+    """Two rows that need each other; a value that one thread stores and all read; what tiles store."""
+    x, y = np.zeros((8, 8), F32), np.zeros((8, 8), F32)
+    for f, arrays in ((swapped, (x, y)), (a_value_in_place, (x, y[0]))):
+        with pytest.raises(ValueError, match="is both read and stored; a result needs its own array"):
+            gk.program(f).plan(*arrays)
+    with pytest.raises(ValueError, match="is stored; a kernel stores whole tiles"):
+        gk.program(turned).plan(x, y)
+
+
 def read_and_stored(x: Any, y: Any) -> None:
     for m in gp.parallel(x.rows):
-        y[m] = x[m] + y[m]                             # here
+        y[m] = x[m]                                    # here
+        y[m].max(axis=1)
 
 
 def stored_once(x: Any, y: Any) -> None:
@@ -278,10 +401,10 @@ def in_double(x: Any, y: Any) -> None:
 
 REFUSED = [
     (over_rows, r"sum\(axis=0\) reduces .*but a tile has only a part"), (over_the_block, "rows are computed as they lie|reduces"),
-    (product, "products of whole rows are taken in rounds"), (read_and_stored, "y is both read and stored"),
+    (product, "the right operand of a product is computed"), (read_and_stored, "y is both read and stored"),
     (stored_once, "only the first block along"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
     (nothing_read, "no row of an array is read"), (a_mean_of_blocks, "a mean needs the whole row"),
-    (a_matrix_without_indices, r"read blocks of others: x\[m\]"), (in_double, "computed in float32")]
+    (a_matrix_without_indices, r"read blocks of others: x\[m\]"), (in_double, "functions of rows compute in float32")]
 
 
 @pytest.mark.parametrize("function, words", REFUSED, ids=lambda x: getattr(x, "__name__", ""))

@@ -120,6 +120,9 @@ def test_what_is_refused(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch)
                                (ValueError, "stream= is given", dict(stream=0)), (NotImplementedError, "slopes", dict(score=ALiBi(learnt)))):
         with pytest.raises(error, match=words):
             gk.attention(q, k, v, **more)
+    wide = drawn(1, 2, 16, 264)
+    with pytest.raises(ValueError, match="heads have 264 columns, and a tensor that requires a gradient .* more than 256 have no gradient"):
+        attending(wide, wide, v)
     with pytest.raises(TypeError, match="k is a ndarray, and another operand is a tensor that requires a gradient"):
         gk.attention(q, np.zeros((1, 2, 16, 16), np.float16), v)
     with pytest.raises(TypeError, match="k is a list; gemmkit.torch.attention takes tensors"):

@@ -220,7 +220,9 @@ class ChainWalk:
         wanted = [x for x in self.chain.body if (x in late and last is not None and name != "before") or (
             x not in late and now is not None and not (x in self.order.zero and now[1] == 0))]
         if self.peeled and name == "before":
-            wanted = [self.places.peeled.get(x, x) for x in wanted if x not in {d.args[0] for d in self.places.peeled}]
+            handed = {d.args[0] for d in self.places.peeled}
+            filled = {x.args[0] for x in handed if x.args[0].op == "where"}                 # of a cell, whose columns are filled up
+            wanted = [self.places.peeled.get(x, x) for x in wanted if x not in handed | filled]
         if name == "after" and self.order.lags:
             wanted = []
         wanted = [x for x in wanted if not (self.order.lags and x.op == "transpose")]
@@ -471,7 +473,7 @@ def _registers_of(text: Text, call: ast.Call, sizes: dict[str, int]) -> int:
     of = call.func
     if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name):
         product = text.constants.get(of.value.id)
-        if of.attr in ("begin", "multiply", "multiply_apart"):
+        if of.attr in ("begin", "multiply", "multiply_apart", "multiply_half"):
             return int(product.values)
         return _largest(call.args, sizes) // 2 if of.attr in ("fragments", "rectified") else 0
     if isinstance(of, ast.Name) and of.id in ("fill", "generate"):
@@ -544,9 +546,13 @@ def check_maps(text: Text) -> None:
         for axis, dim in enumerate(block.dims):
             expect(isinstance(dim, Axis) or held(tile)[axis] == block.size[axis], f"{block.name} takes {held(tile)[axis]} of {dim}")
             if isinstance(dim, Axis):
-                whole, least = info.shape[len(info.shape) - 2 + axis], -(-dim.size // 16) * 16 if in_turn(plan) else dim.size
+                unit = plan.resizing.made.chain.unit if isinstance(plan.resizing, plans.ChainResizing) else 1
+                whole, least = info.shape[len(info.shape) - 2 + axis], -(-dim.size // unit) * unit
                 is_part = in_turn(plan) and dim.size % 32 == 0 and dim.size < whole
-                expect((whole == dim.size or is_part) and least == block.size[axis], f"{block.name} takes {dim} of {info.shape}")
+                expect((whole == dim.size or is_part) and least <= block.size[axis], f"{block.name} takes {dim} of {info.shape}")
+                padded = {max(least, 2 * of.width) for of in text.of_kind(collectives.Product, collectives.HandedProduct, multistage.MmaProduct,
+                                                                            multistage.HandedMmaProduct).values() if of.b is tile}
+                expect(least == block.size[axis] or (axis and block.size[axis] in padded), f"{block.name} has {block.size[axis]} of {dim}")
     kernel = [arg.arg for arg in text.functions["kernel"].args.args]
     if plan.is_multistage:
         expect(not plan.printed.maps and set(plan.printed.operands) == {block.array for block in blocks}, "operands that threads copy")
@@ -599,7 +605,11 @@ def check_outs(text: Text) -> None:
         one = isinstance(out, (collectives.RowsOut, sums.ColumnsOut))
         stacks = len(info.shape) - (1 if one else 2)
         expect(out.dtype == info.dtype and getattr(out, "stacks", stacks) == stacks, f"{name} is {info.dtype} of {info.shape}, and leaves by {out}")
-        columns = n or (-(-info.shape[-1] // 16) * 16 if in_turn(plan) else info.shape[-1])
+        unit = resizing.made.chain.unit if isinstance(resizing, plans.ChainResizing) else 1
+        columns = n or -(-info.shape[-1] // unit) * unit
+        if isinstance(resizing, plans.ChainResizing) and resizing.made.chain.wide and 256 < columns <= 512 and not one:
+            columns = -(-columns // 128) * 64
+            expect(getattr(out, "clipped", True) or 2 * columns == info.shape[-1], f"{name} leaves by {out}, and has {info.shape[-1]} columns")
         if isinstance(out, collectives.TmaOut):
             expect((out.block_m, out.columns) == (m, columns), f"{name} leaves by {out}, and tiles are {m} x {columns}")
         if isinstance(out, collectives.OctetOut):

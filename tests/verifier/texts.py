@@ -121,7 +121,7 @@ def staged_blocks(plan: plans.ProgramPlan) -> list[Staged]:
         return [Staged(t.name, t.parameter.name, np.dtype(t.parameter.dtype), t.dims, (blocks[t.dims[0].name], blocks[t.dims[1].name]), t.stacks)
                 for rounds in resizing.problem.places.loops for t in rounds.tiles]
     choice = resizing.made.choice
-    return [Staged(b.name, b.parameter.name, np.dtype(b.parameter.dtype), b.dims, (choice.size(b.dims[0]), choice.size(b.dims[1])), b.stacks)
+    return [Staged(b.name, b.parameter.name, np.dtype(b.parameter.dtype), b.dims, choice.held(b), b.stacks)
             for ring in resizing.made.places.rings for b in ring.blocks]
 
 

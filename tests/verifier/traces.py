@@ -107,6 +107,11 @@ def _check_sums(text: Text, log: Log, tiles: int) -> None:
         tile = next(key for key, value in text.tiles.items() if value is of.tile)
         added = Counter(event[2] for event in log if event[:2] == ("add", name))
         taken = {x for event in log if event[0] == "multiply" for x in event[2] if x[0] == tile}
+        if not taken:                                  # what no product takes is added up in each of their rounds
+            others = {x for event in log if event[0] == "multiply" for x in event[2]}
+            rounds = max(Counter(x[0] for x in others).values())
+            expect(len(added) == rounds and {x[0] for x in added} == {tile}, f"{name} adds up {sorted(added)}, in {rounds} rounds")
+            taken = set(added)
         expect(set(added) == taken, f"{name} adds up {sorted(added)}, and products take {sorted(taken)}")
     for name in text.of_kind(sums.ColumnValues):
         puts = sum(event == ("put", name) for event in log)
@@ -452,6 +457,20 @@ class _ChainProgram(_GridProgram):
             _check_streams(streams, want, case)
             self.check_masks(case, log)
         self.check_rounds(case, visited)
+
+    def check_alike(self, one: Log, other: Log, group: int) -> None:
+        """Warpgroups that share columns have the same rows: the second one stores the second half of wide results alone."""
+        if not self.chain.wide:
+            super().check_alike(one, other, group)
+            return
+        widths = {f"out_{store.parameter.name}": 0 if self.chain.stores_rows(store) else store.parameter.shape[-1] for store in self.chain.stores}
+        wanted = list[Any]()
+        for event in one:
+            if event[0] == "store":
+                (row, column, end, *more), half = event[3], -(-widths[event[1]] // 128) * 64 if widths[event[1]] > 256 else 0
+                event = (*event[:3], (row, column + group * half, end if half else 0, *more))
+            wanted.append(event)
+        expect(other == wanted, f"warpgroup {group} does not do what the first one does, of its columns")
 
     def place_for(self, d: Any, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
         """Of a product in parts where the part begins of what comes in parts."""

@@ -550,11 +550,18 @@ class Walk:
         is_handed = isinstance(of, (collectives.HandedProduct, multistage.HandedMmaProduct))
         if is_handed:
             self.used(args[1], node)
-            tiles = [self.reads(of.b, args[2], state)]
+            tiles = [self.reads(of.b, args[2 + (what == "multiply_half")], state)]
+            group = args[2] if what == "multiply_half" else self.group
         else:
-            slots, group = (args[1:3], args[3]) if what == "multiply_apart" else ([args[1]] * 2, args[2])
+            slots, group = ([args[1]] * 2, args[2]) if what == "multiply" else (args[1:3], args[3])
             tiles = [self.reads(tile, at, state) for tile, at in zip((of.a, of.b), slots)]
-            expect(group == self.group, f"{name} takes rows of warpgroup {group}, and is {self.group}")
+        chain = getattr(getattr(self.text.plan.resizing, "made", None), "chain", None)
+        is_half = what == "multiply_half"
+        own = self.group if chain is None or not chain.wide or is_half else 0
+        expect(group == own or (is_handed and not is_half), f"{name} takes what warpgroup {group} has, and is {self.group}")
+        columns = of.b.lines if of.b_transposed else of.width or of.b.columns
+        expect(not is_half or 256 >= columns == of.width <= of.b.columns // 2, f"{name} takes {of.width} columns of {of.b.columns}")
+        expect(is_half or of.width <= of.b.columns, f"{name} takes {of.width} columns of {of.b.columns}")
         state.log.append(("multiply", name, self.places(tiles, state), self.watched(state)))
         if isinstance(of, (multistage.MmaProduct, multistage.HandedMmaProduct)):
             self.used(args[0], node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,12 +11,11 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.kernels.sm90.store import in_lines
-from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import EXTENT, NUMBER, is_whole_load
+from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 if TYPE_CHECKING:
@@ -57,6 +56,21 @@ class Chain:
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
     start: Value | None = None
+    unit: int = 1                      # of whole axes' columns, which zeros fill up: of those that a product sums over
+    wide: bool = False                 # whether two warpgroups have a tile's rows, and half of wide axes' columns each
+
+    def half_of(self, dim: object) -> int:
+        """Columns of a wide axis that each of two warpgroups has, in whole panels: of 320 each has 192. 0 of others."""
+        return -(-dim.size // (2 * PANEL)) * PANEL if self.wide and isinstance(dim, Axis) and dim.size > MOST_COLUMNS else 0
+
+    def group_of(self, d: Value) -> str:
+        """What a text calls the warpgroup whose rows or columns a product takes; both take what is narrow of wide chains."""
+        return "0" if self.wide and not self.half_of(d.dims[1]) else "group"
+
+    @property
+    def of_group(self) -> str:
+        """What a text adds to a tile's first row for a warpgroup's."""
+        return "" if self.wide else " + group * 64"
 
     def resized(self, sizes: dict[ProgramAxis, int]) -> Chain:
         """The chain of a call whose axes are so long."""
@@ -185,6 +199,54 @@ def in_one_round(loop: Loop, taken: Collection[str]) -> Loop:
     return replace(loop, body=[rounds, *stores])
 
 
+def by_rows(loop: Loop) -> Loop:
+    """A program of tiles of rows and columns without rounds and products, as a function of whole rows. One that reads or
+    stores in another way stays as it is."""
+    such = [x for x in loop.body if isinstance(x, Loop) or getattr(x, "op", "") in ("dot", "transpose")]
+    if such or loop.looked_up or not is_tiled(loop, 2):
+        return loop
+    *indices, n = loop.indices
+    whole, known = Axis(n.extent.length), dict[Value, Value]()
+
+    def made(x: Value) -> Value:
+        if x not in known:
+            dims = tuple(whole if dim is n else dim for dim in x.dims)
+            data = x.data
+            if x.op == "load":
+                data = data[0], tuple(index for index in data[1] if index is not n)
+            elif x.op == "coordinate" and data is n:
+                data = whole
+            known[x] = (Value("const", data=float(whole.size), line=x.line) if x.op == EXTENT and data is n else
+                        Value(x.op, tuple(map(made, x.args)), dims, data, x.name, x.line))
+        return known[x]
+
+    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
+    keys = [(x.parameter, x.key) for x in stores] + [x.data for x in walked([x.value for x in stores]) if x.op == "load"]
+    is_odd = any(n in key and (key[-1] is not n or len(key) < len(parameter._shape)) for parameter, key in keys)
+    if is_odd or n.extent.offsets or any(x.only is not (None if n in x.key else n) for x in stores):
+        return loop
+    loop.axes.whole.add((n.extent.parameter, n.extent.axis))           # the length of rows is the text's own
+    body: list[Any] = [replace(x, key=tuple(index for index in x.key if index is not n), only=None, value=made(x.value))
+                       for x in stores]
+    return replace(loop, indices=tuple(indices), body=body)
+
+
+def updates_last(stores: list[StoreStatement], loop: Loop) -> list[StoreStatement]:
+    """Rows that are read and stored are stored last: a long row is loaded again for what else is made of it. Raises
+    ValueError for two that need each other, and for values of rows, which one thread stores and all read."""
+    reads = {id(store): {x.data[0].name for x in walked([store.value]) if x.op == "load"} for store in stores}
+    found = [store for store in stores if store.parameter.name not in loop.updated]
+    left = [store for store in stores if store.parameter.name in loop.updated]
+    while left:
+        first = next((x for x in left if len(x.parameter._shape) > len(x.key) and not any(
+            x.parameter.name in reads[id(y)] for y in left if y is not x)), None)
+        if first is None:
+            raise refuse_update(left[0])
+        left.remove(first)
+        found.append(first)
+    return found
+
+
 def chain_of(loop: Loop) -> Chain:
     """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
     loops = [held for held in loop.body if isinstance(held, Loop)]
@@ -217,6 +279,11 @@ def chain_of(loop: Loop) -> Chain:
                           store.line)
     for dot in dots(chain.body):
         _check_rounded(dot, {c.inside: c for c in chain.carried})
+        is_wide = isinstance(dot.dims[1], Axis) and MOST_COLUMNS < dot.dims[1].size <= 2 * MOST_COLUMNS
+        chain.wide = chain.wide or (is_wide and not chain.is_straight)
+        axis = dot.args[0].dims[1]
+        if chain.is_straight or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
+            chain.unit = STEP
     _check_pages(chain)
     return chain
 
@@ -381,6 +448,8 @@ def _is_constant(x: Value) -> bool:
 
 RECTIFIED = "rectified"                # a hand-over's data where it takes max(x, 0) as it packs
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+MOST_COLUMNS = 256                     # of a product, that a warpgroup has
+PANEL = 64                             # columns of a block that lie side by side
 
 
 @dataclass(eq=False)
@@ -392,6 +461,7 @@ class OperandBlock:
     key: tuple[Index, ...]
     dims: tuple[Any, Any]
     ring: RingPlace
+    columns: int = 0                   # that it has in a stage at least
 
     @property
     def stacks(self) -> tuple[Index, ...]:
@@ -457,9 +527,10 @@ def placed(chain: Chain, kernel: KernelLimits) -> ChainPlaces:
     handed_over(chain)
     if chain.is_straight:
         rectify(chain)
-        fill_up(chain)
     else:
         sink_rectified(chain)
+    if chain.unit > 1:
+        fill_up(chain)
     for dot in dots(chain.body):
         near = [block.ring for which in (0, 1) if (block := _operand(dot, which, chain, places, known)) is not None]
         if not chain.is_straight and len(near) == 2 and near[0] is not near[1] and near[0].index is near[1].index:
@@ -470,6 +541,8 @@ def placed(chain: Chain, kernel: KernelLimits) -> ChainPlaces:
     if not dots(chain.body):
         raise refused(ValueError, "rounds without a product; a function of rows takes whole rows instead, x[m]", chain.line)
     _peel(chain, places, known)
+    if chain.wide:
+        _halve(chain, places)
     if chain.is_straight:
         _put_in_turn(chain, places, kernel)
     for x in chain.values:
@@ -483,6 +556,26 @@ def placed(chain: Chain, kernel: KernelLimits) -> ChainPlaces:
         raise refused(ValueError, "a product after the loop; a kernel multiplies inside its rounds (only .reference(...) "
                                   "runs others)", late.line)
     return places
+
+
+def _halve(chain: Chain, places: ChainPlaces) -> None:
+    """Wide axes lie in stages as two warpgroups take their columns. Raises ValueError, with the user's line, for what one of
+    them would need of the other's."""
+    wrong = next((x for x in chain.values if x.op in ("rowmax", "rowsum", "whole", "handover")
+                  and chain.half_of(x.args[0].dims[1] if x.args[0].dims[1:] else None)), None)
+    turned = next((d for d in dots(chain.body) if chain.half_of(d.dims[1]) and d.args[1].op == "transpose"), None)
+    if wrong is not None or turned is not None:
+        x: Any = wrong or turned
+        what = "a transposed operand" if wrong is None else "a left operand" if x.op == "handover" else x.op
+        raise refused(ValueError, f"{what} of {(x if wrong is None else x.args[0]).dims[1].size} columns: two warpgroups "
+                                  f"have half of more than {MOST_COLUMNS} each (only .reference(...) runs this)", x.line)
+    for d in dots(chain.body):
+        block = places.blocks[d, 1]
+        block.columns = max(block.columns, 2 * chain.half_of(d.dims[1]))
+    padded = next((d for (d, n), block in places.blocks.items() if not n and block.columns > block.dims[1].size), None)
+    if padded is not None:
+        raise refused(ValueError, f"{places.blocks[padded, 0].parameter.name} is the left operand of a product as well as a "
+                                  "right one whose columns two warpgroups share; pass it as two arguments", padded.line)
 
 
 def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
@@ -513,6 +606,8 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
         found = known[parameter.name, key] = OperandBlock(name, parameter, key, load.dims, ring)
         ring.blocks.append(found)
         places.rings.append(ring)
+    elif isinstance(load.dims[1], Axis) and load.dims[1].size > found.dims[1].size:        # that had a part of the columns
+        found.dims = load.dims
     places.blocks[dot, which] = found
     return found
 
@@ -595,18 +690,25 @@ def rectify(chain: Chain) -> None:
 NOTHING = dict(handover=0.0, rowsum=0.0, rowmax=-math.inf)
 
 
+FILLED = "filled"                      # the data of a choice whose other columns are not there
+
+
 def fill_up(chain: Chain) -> None:
     """Whole axes are computed in whole steps of a product. Columns that are not there are nothing to what folds over all of
     them: 0 times what a function makes of 0 need not be 0."""
-    for x in [x for x in chain.body if x.op in NOTHING]:
+    zeros = {c.inside for c in chain.carried if _stays_zero(c.out) and (_stays_zero(c.init) or c.init.data == 0)}
+    made: dict[tuple[Value, float], Value] = {}
+    for held, x in [(part, x) for part in (chain.body, chain.end) for x in part if x.op in NOTHING]:
         (source,), identity = x.args, NOTHING[x.op]
         axis = source.dims[1]
-        if isinstance(axis, Axis) and axis.size % STEP and (identity or not _stays_zero(source)):
-            number = Value("const", data=float(axis.size)), Value("const", data=identity)
-            within = Value("lt", (Value("coordinate", (), (axis,), axis), number[0]), (axis,), line=x.line)
-            filled = Value("where", (within, source, number[1]), source.dims, None, source.name, x.line)
-            chain.body[chain.body.index(x):chain.body.index(x)] = [within, filled]
-            x.args = (filled,)
+        if isinstance(axis, Axis) and axis.size % STEP and (identity or not (source in zeros or _stays_zero(source))):
+            if (source, identity) not in made:
+                number = Value("const", data=float(axis.size)), Value("const", data=identity)
+                within = Value("lt", (Value("coordinate", (), (axis,), axis), number[0]), (axis,), line=x.line)
+                filled = Value("where", (within, source, number[1]), source.dims, FILLED, source.name, x.line)
+                held[held.index(x):held.index(x)] = [within, filled]
+                made[source, identity] = filled
+            x.args = (made[source, identity],)
 
 
 def _stays_zero(x: Value) -> bool:
@@ -642,9 +744,10 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> 
     taken: set[Value] = set()
     for dot in dots(chain.body):
         a = dot.args[0]
-        init = first.get(a.args[0]) if a.op == "handover" else None
-        if init is not None:
-            taken.add(a.args[0])
+        cell = a.args[0].args[1] if a.op == "handover" and a.args[0].op == "where" else a.args[0] if a.args else None
+        init = first.get(cell) if a.op == "handover" and cell is not None else None
+        if init is not None and cell is not None:
+            taken.add(cell)
             clone = places.peeled[dot] = Value("dot", (init, *dot.args[1:]), dot.dims, None, dot.name, dot.line)
             places.blocks[clone, 1] = places.blocks[dot, 1]
             _operand(clone, 0, chain, places, known)
@@ -652,132 +755,11 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> 
             places.rings.remove(ring)
             places.rings.insert(0, ring)
     for c in chain.carried:
-        other = [x for x in chain.body if c.inside in x.args and x.op != "handover"]
+        other = [x for x in chain.body if c.inside in x.args and x.op != "handover" and not (
+            chain.unit > 1 and x.op == "where" and all(y.op == "handover" for y in chain.body if x in y.args))]
         if c.init.op == "load" and (c.inside not in taken or other):
             raise refused(ValueError, f"{c.inside.name} begins as a block of {c.init.data[0].name}; a kernel can use such a "
                                       "cell only as the left operand of a product", (other or [c.init])[0].line)
         if c.init.op not in ("load", "const"):
             raise refused(ValueError, f"a cell that begins with {c.init.op}; a kernel's cells begin with a number, or as a "
                                       "block of an array", c.init.line)
-
-
-# --------------------------------------------------------------------------------------------------
-# Arrays by columns that rounds read, such as an MLP's biases: loaded while the round's product runs.
-#
-# A load from global memory takes hundreds of cycles. Behind the wait for a product they would be on the way from one
-# product to the next: 20 layers of 16384 x 128 took 1.18 of the time of the kernel by hand, whose biases lie in shared
-# memory. So a thread's elements of such an array are a value of their own, which the scheduler computes as soon as it
-# needs no wait.
-#
-# Where products run ahead they are left where they are used: registers are short there, and a round's arithmetic hides
-# them. What a product begins at is loaded while nothing runs: in front of the wait for its operands.
-
-def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int) -> None:
-    """Put a `READ` in the place of loads by columns, as many as a thread's ``room`` has registers for. ``size``: of a
-    dimension in a round."""
-    if ahead or only_adds(chain):
-        return
-    made, room = dict[Value, Value](), room - registers_needed(chain, size, False)
-    rare = {x.args[3] for x in chain.body if x.op == LOWERED}
-    for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2 and x not in rare]:
-        for y in x.args:
-            if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:
-                continue
-            is_long = is_whole_load(y) and np.dtype(y.data[0].dtype).itemsize > 4
-            registers = size(y.dims[0]) // 4 * (1 + is_long)
-            if registers <= room:
-                room -= 0 if chain.is_straight else registers          # one after the other
-                made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)
-        x.args = tuple(made.get(y, y) for y in x.args)
-    chain.body[:0] = made.values()
-
-
-# --------------------------------------------------------------------------------------------------
-# Registers of a thread, where a round has most of them.
-
-READING = 80                           # for addresses of a matrix that threads read in rounds
-CALLING = 20                           # for what functions of a user's compute with, where they are called
-
-
-def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool) -> int:
-    """Registers of a thread for all sums and for what is handed over, or for the matrices that a round has ``at_once``; of
-    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. Raises ConfigError
-    for odd sizes of products."""
-    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
-            if y.op == "load" and len(y.dims) == 2}
-    sums = {d: _sums(size(d.dims[1]), d.line) for d in dots(chain.body)}
-    handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
-    if chain.is_straight:
-        return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
-    own = {**sums, **handed}
-    need = _most_at_once(chain, size, own) if at_once else sum(own.values())
-    return need + READING * len(read)
-
-
-def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int]) -> int:
-    """Registers for matrices where a round has most of them. ``own``: of products and hand-overs.
-
-    Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
-    the place of what nothing needs any more; a hand-over stands beside what it is packed from, and what arrays have by
-    columns beside what is computed with it."""
-    cells, usual = {x for c in chain.carried for x in (c.inside, c.out)}, _usually([c.out for c in chain.carried])
-    late, begun = late_values(chain), {y for d in dots(chain.body) for y in d.args[2:]}
-    users: dict[Value, list[Value]] = {}
-    for x in chain.body:
-        for y in x.args if x in usual else ():
-            if x.op != LOWERED or y.op != READ:        # which is in the product already
-                users.setdefault(y, []).append(x)
-    last = {y: of[-1] for y, of in users.items()}
-
-    def is_folded(x: Value) -> bool:
-        """An element at a time: into a row's value, or into what is folded so."""
-        return all(y.op in ("rowmax", "rowsum") or (y not in own and len(y.dims) == 2 and is_folded(y))
-                   for y in users.get(x, ()))
-
-    def of_value(x: Value) -> int:
-        if len(x.dims) < 2 or is_folded(x) or x in begun or x.op in CONDITIONS:
-            return size(x.dims[0]) // 4 if x.op == READ else 0
-        return size(x.dims[x.dims[0] is chain.rows]) // 2
-
-    live = {d: own[d] for d in dots(chain.body) if d in cells or d not in late}
-    live.update({c.out: size(c.init.dims[1]) // 2 for c in chain.carried if len(c.init.dims) == 2})
-    most = sum(live.values())
-    for x in chain.body:
-        if x not in usual or x in live or x in cells:
-            continue
-        over = [y for y in dict.fromkeys(x.args) if y in live and last[y] is x and y not in cells]
-        is_apart = x.op in ("dot", "handover", READ)
-        more = own.get(x, of_value(x)) if is_apart or not over else 0
-        meanwhile = CALLING if x.op == NUMBER else 0
-        meanwhile += sum(size(chain.index) // 4 for y in x.args if len(x.dims) == 2 and y.dims == (chain.index,)
-                         and y.op != READ and any(z.op == "load" for z in walked([y])))
-        most = max(most, sum(live.values()) + more + meanwhile)
-        left = max([more, *(live.pop(y) for y in over)])
-        if left and x not in begun and (len(x.dims) == 2 or x.op == READ):
-            live[x] = left
-    return most
-
-
-def _usually(roots: list[Value]) -> set[Value]:
-    """The values of rounds in which no exponent is large."""
-    pending, seen = [*roots], set[Value]()
-    while pending:
-        x = pending.pop()
-        if x not in seen:
-            seen.add(x)
-            pending += [y for n, y in enumerate(x.args) if x.op != LOWERED or n != 3]
-    return seen
-
-
-def _sums(columns: int, line: str) -> int:
-    if columns % 8 or columns > 256:
-        more = "; make halves of them a stack, v[b, half, n]: each is a tile then" if columns > 256 else ""
-        raise refused(ConfigError, f"a product has {columns} columns; a multiple of 8 up to 256 is needed{more}", line)
-    return columns // 2
-
-
-def _handed(columns: int, line: str) -> int:
-    if columns % STEP:
-        raise refused(ConfigError, f"the left operand of a product is computed and has {columns} columns; a multiple of "
-                                   f"{STEP} is needed, which an instruction takes", line)
-    return columns // 4

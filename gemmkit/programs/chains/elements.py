@@ -10,9 +10,8 @@ from typing import Any
 
 from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_whole_constant, is_whole_load
 from gemmkit.programs.chains.algebra import Ranges, bounds_of
-from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
+from gemmkit.programs.chains.chain import BELOW, FILLED, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
 from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
-from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
@@ -108,7 +107,7 @@ class Element:
     @property
     def unit(self) -> int:
         """Of the columns that whole axes are computed with (`ScheduleChoice`)."""
-        return STEP if self.chain.is_straight else 1
+        return self.chain.unit
 
     def of(self, x: Value, top: bool = False, whole: bool = False) -> str:
         if x.op == "coordinate":
@@ -201,7 +200,7 @@ class Element:
     def _shown(self, x: Value) -> str:
         """What a mask shows of the rounds' places: each row's bounds are worked out once, and compared with constants."""
         mask, (rows, index), found = x.data.f, self.root.dims, []
-        row, place = f"{self.place(rows)} + group * 64 + own_row()", f"{self.place(index)} + column"
+        row, place = f"{self.place(rows)}{self.chain.of_group} + own_row()", f"{self.place(index)} + column"
         given = ", ".join([x.data.name, row, f"{self._extent(rows)} - 1", place, *map(self._of_tile, x.args[2:])])
         for has_bound, kind, sign in ((mask.has_first, "first", ">="), (mask.has_end, "end", "<")):
             if has_bound:
@@ -246,7 +245,7 @@ class Element:
             return None
         for bounds, kind, sign in ((found[0], "begins", ">="), (found[1], "ends", "<")):
             for bound in bounds:
-                row = f"{self.place(self.chain.rows)} + group * 64 + own_row()"
+                row = f"{self.place(self.chain.rows)}{self.chain.of_group} + own_row()"
                 given = f"limits({row}, {self.place(self.chain.index)} + column, {bound.slope}, {bound.shift})"
                 name = unique(kind, {other for other, held in self.extra.items() if held != given})
                 self.extra[name] = given
@@ -306,10 +305,12 @@ class Element:
     def _begin(self, dim: Any) -> tuple[str, str, str]:
         """Where the thread's first place is: its name and its expression; and how much further the element's is."""
         if dim is self.chain.rows:
-            return "row", f"carried({self.place(dim)} + group * 64 + own_row())", "i * 8" if self.is_rows else "row_of(i)"
+            begin = f"carried({self.place(dim)}{self.chain.of_group} + own_row())"
+            return "row", begin, "i * 8" if self.is_rows else "row_of(i)"
         at = "column_of(i)" if self.root.op == READ else "column_at(i)"
         if isinstance(dim, Axis):
-            return "column", "column", at
+            half = self.chain.half_of(dim)
+            return ("first_column", f"group * {half} + column", at) if half else ("column", "column", at)
         return "place", f"carried({self.place(dim)} + column)", at
 
     def _load(self, x: Value) -> str:
@@ -318,7 +319,8 @@ class Element:
         self.extra[parameter.name] = parameter.name
         whole = [dim for dim in x.dims if isinstance(dim, Axis)]
         found = f"{parameter.name}[{', '.join([*map(self._in_array, key), *map(self._place, whole)])}]"
-        filled = [f"{self._place(dim)} < {dim.size}" for dim in whole if dim.size % self.unit]
+        filled = [f"{self._place(dim)} < {dim.size}" for dim in whole
+                  if dim.size % self.unit or dim.size < 2 * self.chain.half_of(dim)]
         return f"(convert(F32, {found}) if {filled[0]} else convert(F32, 0.0))" if filled else found
 
     # -- the whole ----------------------------------------------------------------------------------------------------
@@ -748,6 +750,8 @@ class Naming:
         for dot, first in places.peeled.items():
             self.names[first] = self.names[dot]
         for x in self.chain.body:
+            if x.data == FILLED and self.users[x.args[1]] == [x] and x.args[1] not in self.outs:
+                self.names[x] = self.of(x.args[1])     # what is filled up is needed no more
             if x in self.tests and not self._within_a_test(x):
                 self.names[x] = self.of(self.tested(x))
 

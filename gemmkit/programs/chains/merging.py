@@ -16,6 +16,7 @@ it is tried: a round's cells for drawn operands, merged in either grouping, agai
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,14 +24,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import NUMBER, is_whole_load
 from gemmkit.programs.chains.algebra import Trial, as_written, changed_by_nothing, ignores_hidden, in_order, same, trials_of
-from gemmkit.programs.chains.chain import Chain, depends, dots, loaded
+from gemmkit.programs.chains.chain import (
+    FILLED,
+    LOWERED,
+    MOST_COLUMNS,
+    READ,
+    Chain,
+    depends,
+    dots,
+    late_values,
+    loaded,
+    only_adds,
+)
 from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
-from gemmkit.programs.collectives import DROP, ROWS
+from gemmkit.programs.collectives import DROP, ROWS, STEP
 from gemmkit.programs.launches import spare
 from gemmkit.programs.mapping import MOST_SPLITS, KernelLimits, Mapping
 from gemmkit.programs.places import walked
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, unique
 from gemmkit.runtime.array_info import ArrayInfo
 
@@ -478,7 +491,8 @@ def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLim
     tiles, of `LEAST` rounds or more: on 132, each of 2 heads of 65,536 keys takes 66 shares, one of 8,192 keys takes 16."""
     if mapping.splits or chain.index.stack or mapping.longest_first or chain.piece is not None:
         return mapping.splits or 1
-    rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))
+    warpgroups = 1 if chain.wide else mapping.warpgroups or kernel.chain_warpgroups
+    rows = mapping.blocks.get(chain.rows.name, ROWS * warpgroups)
     tiles = chain.count * -(-chain.sizes[chain.rows.extent] // rows)
     rounds = chain.each(chain.index) // mapping.blocks.get(chain.index.name, kernel.lengths[0])
     return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
@@ -502,3 +516,127 @@ def _merged(chain: Chain, merge: Merge, share: Index, parts: dict[str, ArrayInfo
         needed |= set(walked([c.out for c in cells if c.after in needed or c.inside in needed]))
     cells = [c for c in cells if c.after in needed or c.inside in needed]
     return [Loop("sequential", (share,), carried=cells, line=chain.line), *stores]
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrays by columns that rounds read, such as an MLP's biases: loaded while the round's product runs.
+#
+# A load from global memory takes hundreds of cycles. Behind the wait for a product they would be on the way from one
+# product to the next: 20 layers of 16384 x 128 took 1.18 of the time of the kernel by hand, whose biases lie in shared
+# memory. So a thread's elements of such an array are a value of their own, which the scheduler computes as soon as it
+# needs no wait.
+#
+# Where products run ahead they are left where they are used: registers are short there, and a round's arithmetic hides
+# them. What a product begins at is loaded while nothing runs: in front of the wait for its operands.
+
+def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int) -> None:
+    """Put a `READ` in the place of loads by columns, as many as a thread's ``room`` has registers for. ``size``: of a
+    dimension in a round."""
+    if ahead or only_adds(chain):
+        return
+    made, room = dict[Value, Value](), room - registers_needed(chain, size, False)
+    rare = {x.args[3] for x in chain.body if x.op == LOWERED}
+    for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2 and x not in rare]:
+        for y in x.args:
+            if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:
+                continue
+            is_long = is_whole_load(y) and np.dtype(y.data[0].dtype).itemsize > 4
+            registers = size(y.dims[0]) // 4 * (1 + is_long)
+            if registers <= room:
+                room -= 0 if chain.is_straight else registers          # one after the other
+                made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)
+        x.args = tuple(made.get(y, y) for y in x.args)
+    chain.body[:0] = made.values()
+
+
+# --------------------------------------------------------------------------------------------------
+# Registers of a thread, where a round has most of them.
+
+READING = 80                           # for addresses of a matrix that threads read in rounds
+CALLING = 20                           # for what functions of a user's compute with, where they are called
+
+
+def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool) -> int:
+    """Registers of a thread for all sums and for what is handed over, or for the matrices that a round has ``at_once``; of
+    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. Raises ConfigError
+    for odd sizes of products."""
+    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
+            if y.op == "load" and len(y.dims) == 2}
+    sums = {d: _sums(size(d.dims[1]), d.line) for d in dots(chain.body)}
+    handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
+    if chain.is_straight:
+        return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
+    own = {**sums, **handed}
+    need = _most_at_once(chain, size, own) if at_once else sum(own.values())
+    return need + READING * len(read)
+
+
+def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int]) -> int:
+    """Registers for matrices where a round has most of them. ``own``: of products and hand-overs.
+
+    Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
+    the place of what nothing needs any more; a hand-over stands beside what it is packed from, and what arrays have by
+    columns beside what is computed with it."""
+    cells, usual = {x for c in chain.carried for x in (c.inside, c.out)}, _usually([c.out for c in chain.carried])
+    late, begun = late_values(chain), {y for d in dots(chain.body) for y in d.args[2:]}
+    users: dict[Value, list[Value]] = {}
+    for x in chain.body:
+        for y in x.args if x in usual else ():
+            if x.op != LOWERED or y.op != READ:        # which is in the product already
+                users.setdefault(y, []).append(x)
+    last = {y: of[-1] for y, of in users.items()}
+
+    def is_folded(x: Value) -> bool:
+        """An element at a time: into a row's value, or into what is folded so."""
+        return all(y.op in ("rowmax", "rowsum") or (y not in own and len(y.dims) == 2 and is_folded(y))
+                   for y in users.get(x, ()))
+
+    def of_value(x: Value) -> int:
+        if len(x.dims) < 2 or is_folded(x) or x in begun or x.op in CONDITIONS:
+            return size(x.dims[0]) // 4 if x.op == READ else 0
+        return size(x.dims[x.dims[0] is chain.rows]) // 2
+
+    live = {d: own[d] for d in dots(chain.body) if d in cells or d not in late}
+    live.update({c.out: size(c.init.dims[1]) // 2 for c in chain.carried if len(c.init.dims) == 2})
+    most = sum(live.values())
+    for x in chain.body:
+        if x not in usual or x in live or x in cells or (x.data == FILLED and x.args[1] in cells):       # in its place
+            continue
+        over = [y for y in dict.fromkeys(x.args) if y in live and last[y] is x and y not in cells]
+        is_apart = x.op in ("dot", "handover", READ)
+        more = own.get(x, of_value(x)) if is_apart or not over else 0
+        meanwhile = CALLING if x.op == NUMBER else 0
+        meanwhile += sum(size(chain.index) // 4 for y in x.args if len(x.dims) == 2 and y.dims == (chain.index,)
+                         and y.op != READ and any(z.op == "load" for z in walked([y])))
+        most = max(most, sum(live.values()) + more + meanwhile)
+        left = max([more, *(live.pop(y) for y in over)])
+        if left and x not in begun and (len(x.dims) == 2 or x.op == READ):
+            live[x] = left
+    return most
+
+
+def _usually(roots: list[Value]) -> set[Value]:
+    """The values of rounds in which no exponent is large."""
+    pending, seen = [*roots], set[Value]()
+    while pending:
+        x = pending.pop()
+        if x not in seen:
+            seen.add(x)
+            pending += [y for n, y in enumerate(x.args) if x.op != LOWERED or n != 3]
+    return seen
+
+
+def _sums(columns: int, line: str) -> int:
+    if columns % 8 or columns > MOST_COLUMNS:
+        more = ("; make parts of them a stack, v[b, part, n]: each is a tile then, and two warpgroups share up to "
+                f"{2 * MOST_COLUMNS} columns" if columns > MOST_COLUMNS else "")
+        raise refused(ConfigError, f"a product has {columns} columns; a multiple of 8 up to {MOST_COLUMNS} is "
+                                   f"needed{more}", line)
+    return columns // 2
+
+
+def _handed(columns: int, line: str) -> int:
+    if columns % STEP:
+        raise refused(ConfigError, f"the left operand of a product is computed and has {columns} columns; a multiple of "
+                                   f"{STEP} is needed, which an instruction takes", line)
+    return columns // 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -33,12 +33,12 @@ from gemmkit.programs.chains.chain import (
     late_values,
     loaded,
     only_adds,
-    registers_needed,
     why_not_across,
     why_not_ahead,
     zero_values,
 )
-from gemmkit.programs.collectives import PATTERN, ROWS, STEP, in_steps
+from gemmkit.programs.chains.merging import registers_needed
+from gemmkit.programs.collectives import PATTERN, ROWS, in_steps
 from gemmkit.programs.mapping import KERNELS, WARP_SPECIALISED, KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
@@ -63,6 +63,7 @@ class ScheduleChoice:
 
     blocks: dict[str, int]
     warpgroups: int
+    rows: int                          # of a tile
     ahead: bool
     across: bool
     turns: bool
@@ -80,9 +81,18 @@ class ScheduleChoice:
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
     kernel: str = ""
     unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
+    half_of: Callable[[Any], int] = field(default=lambda dim: 0, repr=False)       # `Chain.half_of`
 
     def size(self, dim: Any) -> int:
         return -(-int(dim.size) // self.unit) * self.unit if isinstance(dim, Axis) else self.blocks[dim.name]
+
+    def own(self, dim: Index | Axis) -> int:
+        """What a warpgroup has of it."""
+        return self.half_of(dim) or self.size(dim)
+
+    def held(self, block: OperandBlock) -> tuple[int, int]:
+        """Lines and columns of a block in its stage."""
+        return self.size(block.dims[0]), max(self.size(block.dims[1]), block.columns)
 
     def said(self, given: Mapping) -> Mapping:
         """The mapping with all that was left open said: it derives the same text."""
@@ -94,15 +104,11 @@ class ScheduleChoice:
 
     def block_bytes(self, block: OperandBlock) -> int:
         """As it lies in its stage, and as TMA counts what it brings: zeros are bytes too."""
-        return 2 * in_steps(self.size(block.dims[0])) * in_lines(self.size(block.dims[1]))
+        lines, columns = self.held(block)
+        return 2 * in_steps(lines) * in_lines(columns)
 
     def stage_bytes(self, ring: RingPlace) -> int:
         return (max if ring.in_turn else sum)(map(self.block_bytes, ring.blocks))
-
-    @property
-    def rows(self) -> int:
-        """Of a tile."""
-        return ROWS * self.warpgroups
 
     def is_shared(self, block: OperandBlock, rows: Index) -> bool:
         """Whether the blocks of a cluster have the same block of an operand."""
@@ -205,6 +211,8 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
     if chain.index.is_paged:
         lengths = _of_whole_pages(chain.index, lengths)
+    if chain.wide:
+        mapping = replace(mapping, warpgroups=2)
     if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
         line = kernel.line if _goes_along_columns(chain) else 1
         enough = [length for length in lengths if length >= facts.places and length % line == 0]
@@ -218,7 +226,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     joins = (mapping.across,) if mapping.across is not None else (True, False)
     if chain.splits > 1 and mapping.across is None:    # a share has few tiles, and rounds of 475 instructions: 496 across
         joins = (False,)
-    rows = mapping.blocks.get(chain.rows.name, 0)
+    rows = 0 if chain.wide else mapping.blocks.get(chain.rows.name, 0)
     if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
         mapping = replace(mapping, warpgroups=rows // ROWS)
     if not (mapping.warpgroups or mapping.turns) and facts.few_rows:                      # a second one would have no rows
@@ -309,8 +317,11 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Ke
     if other is not None:
         raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks with neighbouring tiles share "
                           f"operands, and tiles of whole rows are neighbours along {chain.rows.name}")
-    rows = ROWS * mapping.warpgroups or "64, 128 or 192"
+    rows = ROWS if chain.wide else ROWS * mapping.warpgroups or "64, 128 or 192"
     given = mapping.blocks.get(chain.rows.name, rows)
+    if chain.wide and (given != ROWS or mapping.warpgroups not in (0, 2)):
+        raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {given}}}, warpgroups={mapping.warpgroups}): two "
+                          f"warpgroups share the columns of a product of more than 256, of {ROWS} rows; leave both out")
     if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
         raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {mapping.blocks[chain.rows.name]}}}, "
                           f"warpgroups={mapping.warpgroups}): a warpgroup has {ROWS} rows, so {rows} are needed")
@@ -361,19 +372,21 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
         is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or chain.grows
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = chain.grows and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
-    blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
+    rows = ROWS * (1 if chain.wide else mapping.warpgroups)
+    blocks = {chain.rows.name: rows, chain.index.name: length}
     stacks = tuple(stack.name for stack in chain.stacks)
     stacks = (*stacks, chain.index.name) if chain.is_straight else stacks
     blocks.update(dict.fromkeys(stacks, 1))
-    return ScheduleChoice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest,
+    return ScheduleChoice(blocks, mapping.warpgroups, rows, ahead, across and divided is None, turns, descending, longest,
                           stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
-                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=STEP if chain.is_straight else 1)
+                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=chain.unit,
+                          half_of=chain.half_of)
 
 
 def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
     at_once = kernel.uses_tma and not choice.ahead
-    need = registers_needed(chain, choice.size, at_once)
+    need = registers_needed(chain, choice.own, at_once)
     room = rooms[choice.warpgroups] + (AT_ONCE[choice.warpgroups] if at_once else 0)
     if chain.is_straight and choice.warpgroups < 3:    # little else is live
         room = max(room, KERNELS[WARP_SPECIALISED].room[choice.warpgroups])
@@ -388,7 +401,7 @@ def _shapes(places: ChainPlaces, choice: ScheduleChoice, chain: Chain, kernel: K
     """Why blocks cannot be brought."""
     for ring in places.rings:
         for block in ring.blocks:
-            lines, columns = map(choice.size, block.dims)
+            lines, columns = choice.held(block)
             is_whole = isinstance(block.dims[1], Axis)         # then TMA has zeros for what is behind a row's end
             if columns % (8 if is_whole else kernel.line) or lines % 8:
                 why = ("multiples of 8 rows and of 8 columns are needed (16 bytes)" if is_whole else
@@ -431,7 +444,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
                        "a stage is filled while another is read"))
     if not kernel.uses_tma:
         _check_stages(places, choice, given)
-    out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * in_lines(_columns(chain, name))
+    out_bytes = {name: ROWS * choice.warpgroups * dtype.itemsize * in_lines(_columns(chain, name))
                  for name, dtype in outs.items()}
 
     def needed() -> int:
@@ -477,7 +490,8 @@ def _check_stages(places: ChainPlaces, choice: ScheduleChoice, given: dict[RingP
 
 def _columns(chain: Chain, name: str) -> int:
     store = next(store for store in chain.stores if store.parameter.name == name)
-    return int(store.parameter.shape[-1])
+    columns = int(store.parameter.shape[-1])
+    return chain.half_of(Axis(columns)) or columns
 
 
 # --------------------------------------------------------------------------------------------------
@@ -658,6 +672,7 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
     if not late:
         if places.peeled:
             handed = {d.args[0] for d in places.peeled}
+            handed |= {x.args[0] for x in handed if x.args[0].op == "where"}           # of a cell, filled up
             begun = [places.peeled.get(x, x) for x in chain.body if x not in handed]
             out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
         stages = {ring.in_turn: n for ring, n in choice.stages.items()}.get(True, 0)

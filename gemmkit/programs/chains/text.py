@@ -48,7 +48,7 @@ from gemmkit.programs.chains.schedule import (
     ScheduleChoice,
     Turn,
 )
-from gemmkit.programs.collectives import COLUMN
+from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.launches import Printed
 from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, count_of, listed, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import Carried, Value
@@ -272,8 +272,8 @@ class Consumer(Role):
     def values(self, x: Value) -> int:
         """A thread's: of two rows, of a quarter of the columns, of both, in whichever order the program met them."""
         if x.op == READ:
-            return self.choice.size(x.dims[0]) // 4
-        return 2 if len(x.dims) == 1 else self.choice.size(next(dim for dim in x.dims if dim is not self.chain.rows)) // 2
+            return self.choice.own(x.dims[0]) // 4
+        return 2 if len(x.dims) == 1 else self.choice.own(next(dim for dim in x.dims if dim is not self.chain.rows)) // 2
 
     def applied(self, x: Value, name: str = "") -> str:
         made = Element(self.chain, x, self.known, self.of_tile, self.lowered, self.is_whole)
@@ -320,13 +320,16 @@ class Consumer(Role):
             sums = f"{product}.begin(0.0)" if len(d.args) < 3 else self.name(d.args[2])
             fresh = len(d.args) < 3 or (is_first and inits[d.args[2]].data == 0)
             at = f"{'next' if isinstance(d.data, ProductPart) and d.data.first else 'at'}_{b}"
-            last = f"{at}, {int(not fresh)}"
+            last, half = f"{at}, {int(not fresh)}", "_half" if self.chain.half_of(d.dims[1]) else ""
+            group = self.chain.group_of(d)
             if a is None:
-                self.put(f"{name} = {product}.multiply({sums}, {self.name(d.args[0])}, {last})")
-            elif a.ring.name == b:
-                self.put(f"{name} = {product}.multiply({sums}, at_{b}, group, {int(not fresh)})")
+                last = f"group, {last}" if half else last
+                self.put(f"{name} = {product}.multiply{half}({sums}, {self.name(d.args[0])}, {last})")
+            elif a.ring.name == b and not half:
+                self.put(f"{name} = {product}.multiply({sums}, at_{b}, {group}, {int(not fresh)})")
             else:
-                self.put(f"{name} = {product}.multiply_apart({sums}, at_{a.ring.name}, {at}, group, {int(not fresh)})")
+                self.put(f"{name} = {product}.multiply{half or '_apart'}({sums}, at_{a.ring.name}, {at}, {group}, "
+                         f"{int(not fresh)})")
         self.put("wgmma_commit()")
 
     def wait(self, event: ChainWait) -> None:
@@ -378,7 +381,7 @@ class Consumer(Role):
                 self.fill(c)
 
     def fill(self, c: Carried) -> None:
-        count = 2 if len(c.init.dims) == 1 else self.choice.size(c.init.dims[1]) // 2
+        count = 2 if len(c.init.dims) == 1 else self.choice.own(c.init.dims[1]) // 2
         self.put(f"{self.naming.of(c.inside)} = fill(F32, {count}, {scalar_text(c.init)})")
 
     def before_loops(self) -> None:
@@ -415,7 +418,10 @@ class Consumer(Role):
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
-            part = f"WarpgroupPart({first} + group * 64, 0, {end}, {columns}, ({listed(stacks)}))"
+            half = self.chain.half_of(Axis(columns))
+            column = f"carried(group * {half})" if half else "0"
+            to = f"{end} if group == 0 else 0" if self.chain.wide and not half else end
+            part = f"WarpgroupPart({first}{self.chain.of_group}, {column}, {to}, {columns}, ({listed(stacks)}))"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
@@ -458,8 +464,8 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room",
-         "section", "slot", "turns", "values", "which", "with_rows")
+TAKEN = ("begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "place",
+         "room", "section", "slot", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -524,7 +530,7 @@ class ChainPrinter:
 
     def tile_of(self, kind: str, block: OperandBlock, more: str = "") -> str:
         """The constant of a block."""
-        rows, columns = map(self.choice.size, block.dims)
+        rows, columns = self.choice.held(block)
         dtype = np.dtype(block.parameter.dtype).name
         return (f"{block.name}_tile = {kind}({dtype!r}, lines={rows}, columns={columns}, "
                 f"offset={self.choice.offsets[block]}, stage_bytes={self.choice.stage_bytes(block.ring)}{more}")
@@ -646,6 +652,10 @@ class ChainPrinter:
             a, b = places.blocks.get((d, 0)), places.blocks[d, 1]
             how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
             how += f", first={d.data.first}, length={d.data.length}" if isinstance(d.data, ProductPart) else ""
+            turned = d.args[1].op == "transpose"       # a block in its stage may have more columns than a product of it
+            taken = choice.size(d.args[1].dims[0]) if turned else chain.half_of(d.dims[1]) or choice.size(d.dims[1])
+            if taken < choice.held(b)[1] and not isinstance(d.data, ProductPart):
+                how += f", {'length' if turned else 'width'}={taken}"
             if a is None:
                 lines.append(f"{name} = {handed}({b.name}_tile{how})")
             else:
@@ -653,10 +663,10 @@ class ChainPrinter:
                 lines.append(f"{name} = {plain}({a.name}_tile, {b.name}_tile{how})")
         if choice.turns:
             lines.append(f"turns = OrderBarrier({choice.warpgroups}, {1 + choice.warpgroups}, True)")
-        rows = choice.blocks[chain.rows.name]
+        rows = ROWS * choice.warpgroups
         stacks = f", stacks={chain.stacks_of_results}" if chain.stacks_of_results else ""
         for name, out in self.outs.items():
-            columns = choice.size(Axis(out.columns))
+            columns = choice.own(Axis(out.columns))
             if out.kind == "TmaOut":
                 lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={columns}, "
                              f"o_offset={choice.outs[name]}{stacks})")
@@ -664,7 +674,7 @@ class ChainPrinter:
                 lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs})")
             else:
                 more = -columns % 32 if out.kind == "OctetOut" else 0
-                is_clipped = out.kind == "OctetOut" and columns + more > out.columns
+                is_clipped = out.kind == "OctetOut" and columns + more + chain.half_of(Axis(out.columns)) > out.columns
                 clipped = f", clipped=True, more={more}" if is_clipped else ""
                 lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{clipped})")
         return lines
