@@ -100,10 +100,11 @@ def conv(x: Any, w: Any, c: Any = None, *, stride: Any = 1, padding: Any = 0, di
         ConfigError, ComponentError: as `gemmkit.matmul` raises them.
 
     >>> import numpy as np, gemmkit as gk
-    >>> x, w = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1), np.ones((1, 3, 3, 1), np.float32)
+    >>> x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    >>> w = np.ones((1, 3, 3, 1), np.float32)
     >>> with gk.emulate():
-    ...     gk.conv(x, w, padding=1, epilogue=gk.epilogues.Scale(0.5))[0, :, :, 0].tolist()
-    [[5.0, 9.0, 12.0, 9.0], [13.5, 22.5, 27.0, 19.5], [25.5, 40.5, 45.0, 31.5], [21.0, 33.0, 36.0, 25.0]]
+    ...     gk.conv(x, w, padding=1, epilogue=gk.epilogues.Scale(0.5))[0, :2, :, 0].tolist()
+    [[5.0, 9.0, 12.0, 9.0], [13.5, 22.5, 27.0, 19.5]]
     """
     infos = {"x": describe(x, "x"), "w": describe(w, "w")}
     how = parameters("conv", infos["x"].shape, infos["w"].shape, stride, padding, dilation, groups, layout)
@@ -149,8 +150,9 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
     >>> import numpy as np, gemmkit as gk
     >>> w, g = np.ones((1, 2, 2, 1), np.float32), np.ones((1, 2, 2, 1), np.float32)
     >>> with gk.emulate():
-    ...     gk.functions.conv_input_gradient((1, 4, 4, 1), w, g, stride=2)[0, :, :, 0].tolist()
-    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+    ...     made = gk.functions.conv_input_gradient((1, 4, 4, 1), w, g, stride=2)
+    >>> made[0, :2, :, 0].tolist()
+    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
     name = "conv_input_gradient"
     infos = {"w": describe(w, "w"), "gradient": describe(gradient, "gradient")}
@@ -198,7 +200,8 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
         ValueError, TypeError: as `conv`.
 
     >>> import numpy as np, gemmkit as gk
-    >>> x, g = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1), np.ones((1, 3, 3, 1), np.float32)
+    >>> x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    >>> g = np.ones((1, 3, 3, 1), np.float32)
     >>> with gk.emulate():
     ...     gk.functions.conv_weight_gradient(x, (1, 2, 2, 1), g)[0, :, :, 0].tolist()
     [[45.0, 54.0], [81.0, 90.0]]

@@ -317,18 +317,18 @@ def words_of(annotation: Any) -> tuple[str, ...]:
 def _add_init(cls: Any) -> None:
     """Give a class the ``__init__`` of a frozen dataclass. It writes the fields into the instance's dictionary, and calls
     ``__post_init__`` unless that checks fields alone, and their types say enough."""
-    space: dict[str, Any] = {}
-    arguments, keyword_only, body, sure = list[str](), list[str](), ["own = self.__dict__"], list[str]()
+    space: dict[str, Any] = {"_type": type, "_str": str}       # (a field has any name without an underscore in front)
+    arguments, keyword_only, body, sure = list[str](), list[str](), ["_fields = self.__dict__"], list[str]()
     for field in dataclasses.fields(cls):
         assert field.init and field.default_factory is dataclasses.MISSING, f"{cls.__qualname__}.{field.name}"
-        space[f"of_{field.name}"] = field.default
-        default = f"=of_{field.name}" if field.default is not dataclasses.MISSING else ""
+        space[f"_of_{field.name}"] = field.default
+        default = f"=_of_{field.name}" if field.default is not dataclasses.MISSING else ""
         (keyword_only if field.kw_only else arguments).append(field.name + default)
-        body.append(f"own[{field.name!r}] = {field.name}")
+        body.append(f"_fields[{field.name!r}] = {field.name}")
         words = words_of(field.type)
-        space[f"sure_{field.name}"] = words or SURE.get(str(field.type), ())
-        sure.append(f"type({field.name}) is str and {field.name} in sure_{field.name}" if words else
-                    f"type({field.name}) in sure_{field.name}")
+        space[f"_sure_{field.name}"] = words or SURE.get(str(field.type), ())
+        sure.append(f"_type({field.name}) is _str and {field.name} in _sure_{field.name}" if words else
+                    f"_type({field.name}) in _sure_{field.name}")
     checks = getattr(cls.__post_init__, "checks_fields_alone", False)
     if not sure and checks:
         return                                            # `object.__init__`

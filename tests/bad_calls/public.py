@@ -73,7 +73,7 @@ GOOD: dict[str, tuple[str, str]] = {
     "Joined.second": ("component", "layouts.RowMajor('float32')"), "Joined.boundary": ("count", "8"), "padding": ("count", "4"),
     "plane": ("component", "layouts.RowMajor('float32')"), "Planes.dtype": ("dtype", "'complex64'"),
     "Planar.dtype": ("dtype", "'complex64'"), "Interleaved.dtype": ("dtype", "'complex64'"), "rows": ("any", "(5,)"),
-    "columns": ("any", "(7,)"), "Matricised.axis": ("count", "1"), "bias": ("array", "of(1, 3)"), "low": ("count", "0.0"),
+    "columns": ("any", "(7,)"), "windows": ("component", "layouts.tensor.Windows(4, 1, 1, -1, -1)"), "Matricised.axis": ("count", "1"), "bias": ("array", "of(1, 3)"), "low": ("count", "0.0"),
     "high": ("count", "1.0"), "op": ("word", "'sum'"), "Combine.combine": ("function:2", "lambda x, y: x + y"), "identity": ("count", "0.0"),
     "epilogues.ComposedEpilogue.first": ("component", "epilogues.ReLU()"), "cos": ("array", "np.ones((5, 2), 'f4')"), "sin": ("array", "np.ones((5, 2), 'f4')"),
     "by": ("any", "2.0"), "value": ("count", "0.0"), "Where.mask": ("function:2", "lambda m, n: m > n"),

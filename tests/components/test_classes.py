@@ -313,6 +313,22 @@ def test_an_init_of_gemmkits_own_is_that_of_a_dataclass() -> None:
         made.way = "up"                                                  # type: ignore[misc]
 
 
+@components.dataclass(frozen=True)
+class Named(Component):
+    """Fields whose names an ``__init__`` might have for itself."""
+
+    own: int
+    type: str
+    str: float = 1.0
+    space: bool = True
+
+
+def test_fields_of_gemmkits_own_have_any_names() -> None:
+    """(A field ``own`` was overwritten by the dictionary that fields are written into: a kernel waited for no flag.)"""
+    made = Named(3, "word", str=2.0)
+    assert (made.own, made.type, made.str, made.space) == (3, "word", 2.0, True)
+
+
 def test_a_composition_of_known_classes_is_still_looked_at() -> None:
     x = np.zeros(2)
     assert repr(epilogues.Bias(x) | epilogues.ReLU()) and repr(epilogues.Bias(x) | epilogues.ReLU())
