@@ -25,6 +25,10 @@ BEGIN, END = "<!-- measured: python -m bench.readme --into docs/measured.md -->"
 Row = Mapping[str, Any]
 
 
+#: What tells a case from another; its rows are of several peers. (Other convolutions have the same M, N and K.)
+CASE = "work", "dtype", "m", "n", "k", "layout", "config", "mapping", "images", "extent", "stride"
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of the table: its words, the file and group of its rows, and which of the group's they are.
@@ -50,7 +54,7 @@ class Line:
         """
         found: dict[Any, Row] = {}
         for row in self.rows(results):
-            case = tuple(row.get(key) for key in ("work", "dtype", "m", "n", "k", "layout", "config", "mapping"))
+            case = tuple(row.get(key) for key in CASE)
             if case not in found or row["ratio"] < found[case]["ratio"]:
                 found[case] = row
         if not found:
@@ -93,7 +97,7 @@ LIBRARIES = (
     Line("fp8 with scales of 128 and of 128 x 128, against `_scaled_mm`", "scaled", "scaled", is_work("blocks")),
     Line("float32 (no tf32), 512 to 8192", "multistage", "float32"),
     Line("float64, 512 to 8192", "multistage", "float64"),
-    Line("products by int8 (`precision=\"ozaki\"`), float32 and float64, 1024 to 16384", "ozaki", "ozaki"),
+    Line("products by int8 (`precision=\"ozaki\"`), float32, float64 and complex numbers, 1024 to 16384", "ozaki", "ozaki"),
     Line("complex64, 1024 to 4096", "multistage", "complex", is_dtype("f32")),
     Line("complex128, 1024 to 4096", "multistage", "complex", is_dtype("f64")),
     Line("f16, 1 to 32 rows, as weights lie", "decode", "skinny"),
@@ -105,7 +109,14 @@ LIBRARIES = (
     Line("32 products of random sizes, against a loop of cuBLAS", "multistage", "grouped"),
     Line("experts, bf16, against `torch._grouped_mm`", "multistage", "experts"),
     Line("blocks that are empty, against the whole matrix", "multistage", "sparse"),
-    Line("random sizes, orders and types", "random", "random"),
+    *(Line(f"{name}: random sizes, orders and stacks", "random", "random", is_dtype(*kinds)) for name, kinds in (
+        ("f16 and bf16", ("f16", "bf16")), ("f32", ("f32",)), ("f64", ("f64",)), ("tf32", ("tf32",)), ("int8", ("i8",)),
+        ("fp8 with float32 sums", ("e4m3",)))),
+    Line("weights of 4 bits, 1 to 16 rows, against float16 weights", "quantised", "quantised", lambda row: row["m"] <= 16),
+    Line("weights of 4 bits, 32 to 256 rows, against float16 weights", "quantised", "quantised", lambda row: row["m"] > 16),
+    Line("convolutions, against cuDNN", "conv", "conv", is_work("forward")),
+    Line("convolutions with a bias, a residual and ReLU, against cuDNN and PyTorch", "conv", "conv", is_work("fused")),
+    Line("gradients of convolutions, against cuDNN", "conv", "conv", is_work("input", "weight")),
     Line("f16 4096, bias, ReLU, C, GELU, residual, against cuBLASLt", "hopper_fused", "fused", of_library),
     Line("relu(A+1) @ (B+1) + bias + relu(C)", "hopper", "table2"),
     Line("the paper's fusions (Table 2)", "experiments", "fusion"),
@@ -141,6 +152,8 @@ LIBRARIES = (
     Line("schedules: tiles in shared memory, f16 to f32", "specs", "staged"),
     Line("schedules and `matmul`, small f16 to f32", "specs", "small"),
     Line("training in torch.compile, against `nn.Linear`", "training", "training"),
+    Line("decoder layers by the backend of torch.compile, against Inductor", "compiled", "layer"),
+    Line("MLPs by the backend of torch.compile, against Inductor", "compiled", "mlp"),
     Line("models after `accelerate`, in graphs or compiled, against PyTorch's best", "models", "models",
          lambda row: not row["work"].endswith(", eager")),
     Line("models after `accelerate`, eager", "models", "models", lambda row: row["work"].endswith(", eager")),

@@ -59,7 +59,9 @@ class Drawn(Experiment):
 
     @property
     def input_bytes(self) -> int:
-        return self.count * (self.m + self.n) * self.k * DTYPES[self.dtype].itemsize
+        """D's bytes among them: where K is short, D is nearly all of a set."""
+        operands = (self.m + self.n) * self.k * DTYPES[self.dtype].itemsize
+        return self.count * (operands + 2 * self.m * self.n * DTYPES[self.out_dtype].itemsize)
 
     @property
     def tolerance(self) -> float:

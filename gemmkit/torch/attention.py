@@ -184,7 +184,7 @@ def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
     is copied first. Its masks have their names before a compiler asks (PyTorch 2.11's takes no mask for a constant)."""
     q, k, v = autocast(q, k, v)
     if torch.compiler.is_compiling():
-        return _OPERATOR(q, k, v, None, None, None, kind=KINDS[is_causal], scale=scale, layout="bnhd")[0]
+        return _OPERATOR(q, k, v, None, None, None, kind=KINDS[1 if is_causal else 0], scale=scale, layout="bnhd")[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
     return _attended(q, k, v, CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
 

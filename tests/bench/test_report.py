@@ -233,7 +233,7 @@ def test_the_table_follows_the_rows(tmp_path: Path) -> None:
     changed = [line for line, old in zip(readme.table(readme.LIBRARIES, "", tmp_path), before, strict=True) if line != old]
     assert len(changed) == 1 and "| 0.00 |" in changed[0]
     report.write({**content, "rows": []}, tmp_path / "random.json")
-    with pytest.raises(ValueError, match="random.json has no rows of 'random sizes, orders and types'"):
+    with pytest.raises(ValueError, match="random.json has no rows of 'f16 and bf16: random sizes, orders and stacks'"):
         readme.table(readme.LIBRARIES, "", tmp_path)
 
 

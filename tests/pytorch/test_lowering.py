@@ -70,7 +70,8 @@ def compared(function: Any, *args: Any, take: str = "all", **how: Any) -> Passed
 
 def close(found: Any, wanted: Any) -> None:
     for x, y in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(wanted), strict=True):
-        assert x.shape == y.shape and x.dtype == y.dtype and x.stride() == y.stride()
+        assert x.shape == y.shape and x.dtype == y.dtype
+        assert x.is_cuda or x.stride() == y.stride()                # Inductor pads small products on a GPU, and returns a view
         if not y.is_floating_point():
             assert torch.equal(x, y)
             continue
