@@ -44,7 +44,7 @@ from gemmkit.layouts.structured import Symmetric as SymmetricLayout
 from gemmkit.layouts.structured import Triangular as TriangularLayout
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, store_global
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, strided
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, strided, unit_axis
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
@@ -566,7 +566,10 @@ def _checked(array: Array, index: Array, name: str, check: Any) -> tuple[Any, An
         if len(wrong):
             raise IndexError(f"index[{wrong[0]}] is {of_host[wrong[0]]}, and the array has {rows} rows: 0 to {rows - 1} are "
                              f"needed ({len(wrong)} of {len(of_host)} are out of range)")
-    return plain_layout(array), index, info.shape[0]
+    layout = plain_layout(array)
+    if unit_axis(of_array) is None:                                  # no elements are neighbours: they are copied one by one
+        layout = ColMajor(layout.dtype)
+    return layout, index, info.shape[0]
 
 
 def on_host(x: Array) -> np.ndarray:

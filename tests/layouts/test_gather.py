@@ -293,3 +293,20 @@ def test_what_is_no_result() -> None:
 def test_a_check_that_is_none(check: Any, kind: type) -> None:
     with pytest.raises(kind, match="True or False"):
         gk.layouts.Scatter(X_SCATTERED, INDEX_SCATTERED, check=check)
+
+
+@on_machines
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("step", [2, 4, 8])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
+def test_rows_whose_elements_are_no_neighbours(machine: Any, dtype: str, step: int, rng: np.random.Generator) -> None:
+    """Every second element of rows of float64 begins at a multiple of 16 bytes, like two neighbours. They were copied as such."""
+    x = np.ascontiguousarray(rng.integers(-3, 4, (12, 16 * step))).astype(dtype)
+    index, a, b = np.int32([3, 1, 7, 0, 5]), rng.integers(-3, 4, (6, 5)).astype(dtype), rng.integers(-3, 4, (16, 6)).astype(dtype)
+    with machine.session():
+        table, rows = machine.array(x)[:, ::step], machine.array(index)
+        of_a = machine.numpy(gk.matmul(gk.layouts.Gather(table, rows), machine.array(b)))
+        of_b = machine.numpy(gk.matmul(machine.array(a), gk.layouts.Gather(table, rows)))
+    picked = x[:, ::step][index]
+    np.testing.assert_array_equal(of_a, picked @ b)
+    np.testing.assert_array_equal(of_b, a @ picked)
