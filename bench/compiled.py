@@ -29,20 +29,9 @@ from torch.nn import functional as F
 
 import gemmkit.torch
 from bench import report
-from bench.models import captured, in_turns
+from bench.models import TINY, Call, Sizes, captured, in_turns
 
 TURNS = 5
-Call = Callable[[], Any]
-
-
-class Sizes(NamedTuple):
-    hidden: int = 4096
-    inner: int = 14336
-    heads: int = 32
-    kv_heads: int = 8
-
-
-TINY = Sizes(64, 96, 4, 2)
 
 
 def rms(x: torch.Tensor, gain: torch.Tensor) -> Any:

@@ -16,7 +16,6 @@ measurement.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ import torch
 import gemmkit as gk
 from bench import report
 from bench.backends import Torch
-from bench.harness import Work, WrongResult, compare, input_sets
+from bench.harness import Processor, Row, Work, compare, input_sets
 from gemmkit.epilogues import Bias, ReLU
 
 TOLERANCE = 2e-3                       # of the norm
@@ -124,28 +123,19 @@ def error_of(case: ConvCase, given: tuple[Any, ...], out: Any) -> float:
     return float((out.float() - wanted).norm() / wanted.norm())
 
 
-def row(case: ConvCase, device: str, pairs: int = 15) -> dict[str, Any]:
+def row(case: ConvCase, device: str, pairs: int = 15) -> Row:
     """Raises `bench.harness.WrongResult` where the result is another than PyTorch's in float32."""
     torch.manual_seed(0)
     further = dict(group="conv", **{name: value for name, value in case._asdict().items() if name != "work"})
-    if device == "cpu":
-        first = case.tensors(device)
-        call, out = ours(case, first)
-        began = time.perf_counter()
-        call()
-        taken = 1e6 * (time.perf_counter() - began)
-        error = error_of(case, first, out)
-        if not error <= TOLERANCE:
-            raise WrongResult(f"{case}: differs from the result in float32 by {error:.4f} of its norm")
-        M, N, K = case.product
-        return dict(work=case.work, dtype="float16", m=M, n=N, k=K, layout="nt", ours_us=taken, peer="none", peer_us=taken,
-                    ratio=1.0, error=error, graph=False, **further)
-    backend = Torch()
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False
-    first = case.tensors(device)
-    sets = min(8, input_sets(sum(x.numel() * 2 for x in first), backend.l2_bytes()))
-    given = [first, *(case.tensors(device) for _ in range(sets - 1))]
+    first, version = case.tensors(device), torch.__version__.partition("+")[0]
+    if device == "cuda":
+        lib = Torch()
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = False
+        clock, name, sets = lib, f"cuDNN (torch {version})", input_sets(sum(x.numel() * 2 for x in first), lib.l2_bytes())
+    else:
+        clock, name, sets = Processor(), f"torch {version} on a CPU", 1                # type: ignore[assignment]
+    given = [first, *(case.tensors(device) for _ in range(min(8, sets) - 1))]
     made = [ours(case, one) for one in given]
 
     def poison() -> None:
@@ -153,9 +143,9 @@ def row(case: ConvCase, device: str, pairs: int = 15) -> dict[str, Any]:
             out.fill_(float("nan"))
 
     found = compare(Work(case.work, "float16", *case.product, "nt"), [call for call, _ in made],
-                    [peer(case, one) for one in given], peer_name=f"cuDNN (torch {torch.__version__.partition('+')[0]})",
-                    clock=backend, poison=poison, error=lambda n: error_of(case, given[n], made[n][1]), tolerance=TOLERANCE,
-                    pairs=pairs, further=further)
+                    [peer(case, one) for one in given], peer_name=name, clock=clock, poison=poison,
+                    error=lambda n: error_of(case, given[n], made[n][1]), tolerance=TOLERANCE, pairs=pairs,
+                    target_us=2000.0 if device == "cuda" else 1.0, graph=device == "cuda", further=further)
     print(f"{case}: {found['ours_us']:.1f} us, {found['tflops']:.0f} TF, {found['ratio']:.3f} of {found['peer']}",
           flush=True)
     return found
@@ -169,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         with gk.emulate():
-            made = [row(ConvCase(work, *size), "cpu") for size in SMALL for work in WORKS]
+            made = [row(ConvCase(work, *size), "cpu", 2) for size in SMALL for work in WORKS]
     else:
         made = [row(case, "cuda") for case in cases(options.match)]
     name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()

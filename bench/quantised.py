@@ -9,15 +9,14 @@ emulator, beside PyTorch on the CPU: the times are no measurement.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 import gemmkit as gk
 from bench import report
-from bench.harness import Row, Work, compare, input_sets
+from bench.harness import Processor, Row, Work, compare, input_sets
 from gemmkit.layouts import GroupQuantised
 from gemmkit.layouts.matrices import Matrix
 
@@ -65,21 +64,6 @@ def cases() -> Iterator[QuantisedCase]:
     yield from (QuantisedCase(m, n, k) for n, k in LAYERS for m in ROWS)
     for m in (64, 256):
         yield from (QuantisedCase(m, *LAYERS[0], *kind) for kind in (("f16", 64, True), ("f16", 4096), ("bf16", 128, True)))
-
-
-class Processor:
-    """The emulator's clock: calls one by one."""
-
-    def capture(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-        return lambda: [call() for call in calls]
-
-    def elapsed_us(self, call: Callable[[], object]) -> float:
-        begun = time.perf_counter()
-        call()
-        return (time.perf_counter() - begun) * 1e6
-
-    def synchronise(self) -> None:
-        pass
 
 
 def row(case: QuantisedCase, device: str, pairs: int = 20) -> Row:

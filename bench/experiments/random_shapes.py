@@ -17,8 +17,8 @@ from typing import Any
 import gemmkit
 from bench.cases import DTYPES, KINDS
 from bench.experiments.algebras import SAMPLED_ROWS
-from bench.experiments.experiment import ROUNDING, Experiment, Lib
-from bench.experiments.types import ORDERS
+from bench.experiments.experiment import Lib
+from bench.experiments.types import ORDERS, Product
 from bench.harness import Call
 
 SEED, COUNT = 47, 100                                    # of each kind
@@ -26,23 +26,14 @@ LEAST, LARGEST = 16, 16384
 #: By kind: multiply-adds at most, so that a row takes milliseconds.
 MOST = {"f16": 3e11, "bf16": 3e11, "f32": 3e10, "f64": 3e10, "tf32": 1e11, "i8": 3e11, "e4m3": 3e11}
 MOST_NUMBERS = 2**29                                     # of A, B and D of one product or stack
-PRECISE = {"f32": 1e-5, "f64": 1e-13}                    # relative errors that `KINDS` has not
 STACKED, MOST_STACKED = 8, 256                           # one of so many is a stack, of at most so many products
 
 
 @dataclass(frozen=True)
-class Drawn(Experiment):
-    """One product in an order ("n" for row by row, "t" for the transposed view of such an array), or ``count`` of them."""
+class Drawn(Product):
+    """One product, or a stack of ``count``."""
 
-    order: str = "nn"
     count: int = 1
-
-    def __str__(self) -> str:
-        return f"{super().__str__()} {self.order}"
-
-    @property
-    def layout(self) -> str:  # type: ignore[override]
-        return self.order
 
     @property
     def products(self) -> int:
@@ -65,8 +56,7 @@ class Drawn(Experiment):
 
     @property
     def tolerance(self) -> float:
-        precise = PRECISE.get(self.kind)
-        return KINDS[self.kind].tolerance if precise is None else max(precise, (self.kind == "f32") * ROUNDING * self.k**0.5)
+        return KINDS[self.kind].tolerance if self.kind in KINDS else super().tolerance
 
     def matrix(self, lib: Lib, rows: int, columns: int, order: str, seed: int) -> Any:
         lengths = (rows, columns) if order == "n" else (columns, rows)
@@ -86,20 +76,13 @@ class Drawn(Experiment):
     def ours(self, lib: Lib, x: Any) -> Call:
         if self.kind == "tf32":
             return lambda: gemmkit.matmul(x.a, x.b, out=x.out, precision="tf32")
-        return lambda: gemmkit.matmul(x.a, x.b, out=x.out)
+        return super().ours(lib, x)
 
     def peers(self, lib: Lib, x: Any) -> Call:
         return lambda: lib.product(self.kind, x.a, x.b, x.peer_out)
 
     def title(self, lib: Lib) -> str:
-        special = {"i8": ": torch._int_mm", "e4m3": ": torch._scaled_mm, use_fast_accum=False", "tf32": ", tf32 allowed"}
-        return str(lib.peer_name()) + special.get(self.kind, "")
-
-    def error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.out)
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.peer_out)
+        return str(lib.peer_title(self))
 
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         """Of some rows; of a stack, those of its last product."""
