@@ -10,8 +10,10 @@ import torch
 
 from gemmkit.distributed.ranks import (
     BEFORE_SUM,
+    PlannedProduct,
     Ranks,
     ReductionRule,
+    Repeated,
     accumulator_of,
     before_sum,
     check_keywords,
@@ -133,9 +135,30 @@ def all_gather_matmul(a_shard: torch.Tensor, b: torch.Tensor, c: torch.Tensor | 
         call = AllGather(ranks, inbox, gates, sizes, return_a, conf, components)
         with torch.cuda.device(inbox.device):
             return remember(ranks, key, call)(a_shard, b, c, out)
-    whole = gather_rows(ranks, a_shard, sizes)
-    d = multiply(whole, b, c, out, conf, components)
-    return (d, whole) if return_a else d
+    return _by_group(ranks, key, PlainGather(ranks, a_shard.device, sizes, return_a, conf, components))(a_shard, b, c, out)
+
+
+class PlainGather(Repeated):
+    """`all_gather_matmul` by the group: the rows of all ranks are gathered, then multiplied."""
+
+    def __init__(self, ranks: Ranks, device: torch.device, lengths: tuple[int, ...], returns_a: bool, conf: Config | None,
+                 components: dict[str, Any]):
+        super().__init__(device, conf, components)
+        self.why_plain = ranks.why_plain
+        self._ranks, self._lengths, self._returns_a = ranks, lengths, returns_a
+        self._product = PlannedProduct(conf, self.components)
+
+    def __call__(self, a_shard: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
+        whole = gather_rows(self._ranks, a_shard, self._lengths)
+        d = self._product(whole, b, c, out)
+        return (d, whole) if self._returns_a else d
+
+
+def _by_group(ranks: Ranks, key: tuple[Any, ...] | None, call: Any) -> Any:
+    """A call that goes by the group, found again by its key: on a GPU, but for one that goes so because the stream is being
+    captured, and on a CPU none, where products are the emulator's."""
+    is_known = call.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return remember(ranks, key, call) if is_known else call
 
 
 def gather_rows(ranks: Ranks, shard: torch.Tensor, lengths: tuple[int, ...]) -> Any:
@@ -244,8 +267,7 @@ def matmul_reduce_scatter(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tenso
                              components)
         with torch.cuda.device(inbox.device):
             return remember(ranks, key, call)(a, b_shard, c, out)
-    parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
-    return _finished(parts, c, out, how, components)
+    return _by_group(ranks, key, PlainReduceScatter(ranks, a.device, how, sizes, conf, components))(a, b_shard, c, out)
 
 
 def matmul_all_reduce(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tensor | None = None, *,
@@ -286,10 +308,7 @@ def matmul_all_reduce(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tensor | 
     if inbox is not None:
         with torch.cuda.device(inbox.device):
             return remember(ranks, key, AllReduce(ranks, inbox, how, conf, components))(a, b_shard, c, out)
-    parts = new(a, (ranks.size, rows, columns), how.travels)
-    multiply(a, b_shard, None, parts[ranks.rank], conf, before_sum(components))
-    all_gather(ranks, list(parts))
-    return _finished(parts, c, out, how, components)
+    return _by_group(ranks, key, PlainAllReduce(ranks, a.device, how, conf, components))(a, b_shard, c, out)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -350,32 +369,57 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
 
 # -- partial products, and what becomes of them -----------------------------------------------------------------------
 
-def _exchanged(ranks: Ranks, a: torch.Tensor, b: torch.Tensor, conf: Config | None, how: ReductionRule,
-               components: dict[str, Any], lengths: tuple[int, ...]) -> Any:
-    """Every rank's partial sums of this rank's rows, (ranks, M_r, N). The rows of others come first, and travel while the
-    next are computed; this rank's own rows are last."""
-    own, first = ranks.rank, offsets(lengths)
-    parts = new(a, (ranks.size, lengths[own], b.shape[1]), how.travels)
-    sent = Sent()
-    multiply_rows = _by_rows(a, b, conf, how, components)
-    for step in range(1, ranks.size + 1):
-        to, source = (own + step) % ranks.size, (own - step) % ranks.size
-        block = parts[own] if to == own else new(a, (lengths[to], b.shape[1]), how.travels)
-        multiply_rows(first[to], first[to + 1], block)
-        if to != own:
-            send_and_receive(ranks, sent, to, block, source, parts[source])
-    sent.wait()
-    return parts
+class PlainReduceScatter(Repeated):
+    """`matmul_reduce_scatter` by the group. The rows of others come first, and travel while the next are computed; this
+    rank's own rows are last. What is computed of each rank's rows is planned once, the merge is found by its components."""
+
+    def __init__(self, ranks: Ranks, device: torch.device, how: ReductionRule, lengths: tuple[int, ...],
+                 conf: Config | None, components: dict[str, Any]):
+        super().__init__(device, conf, components, how.rule)
+        self.why_plain = ranks.why_plain
+        self._ranks, self._how, self._lengths, before = ranks, how, lengths, before_sum(self.components)
+        #: Where a component sees rows, all are multiplied at once.
+        self._whole = PlannedProduct(conf, before) if sees_rows(conf, self.components) else None
+        self._partial = [PlannedProduct(None, before) for _ in range(ranks.size)]
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
+        ranks, how, lengths, own = self._ranks, self._how, self._lengths, self._ranks.rank
+        first, columns = offsets(lengths), b.shape[1]
+        parts = new(a, (ranks.size, lengths[own], columns), how.travels)
+        sums = None
+        if self._whole is not None:
+            sums = new(a, (a.shape[0], columns), how.travels)
+            self._whole(a, b, None, sums)
+        sent = Sent()
+        for step in range(1, ranks.size + 1):
+            to, source = (own + step) % ranks.size, (own - step) % ranks.size
+            rows = slice(first[to], first[to + 1])
+            block = parts[own] if to == own else new(a, (lengths[to], columns), how.travels)
+            if sums is None:
+                self._partial[to](a[rows], b, None, block)
+            else:
+                block.copy_(sums[rows])
+            if to != own:
+                send_and_receive(ranks, sent, to, block, source, parts[source])
+        sent.wait()
+        return _finished(parts, c, out, how, self.components)
 
 
-def _by_rows(a: torch.Tensor, b: torch.Tensor, conf: Config | None, how: ReductionRule, components: dict[str, Any]) -> Any:
-    """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
-    before = before_sum(components)
-    if not sees_rows(conf, components):
-        return lambda begin, end, out: multiply(a[begin:end], b, None, out, None, before)
-    whole = new(a, (a.shape[0], b.shape[1]), how.travels)
-    multiply(a, b, None, whole, conf, before)
-    return lambda begin, end, out: out.copy_(whole[begin:end])
+class PlainAllReduce(Repeated):
+    """`matmul_all_reduce` by the group: all partial sums to all ranks."""
+
+    def __init__(self, ranks: Ranks, device: torch.device, how: ReductionRule, conf: Config | None,
+                 components: dict[str, Any]):
+        super().__init__(device, conf, components, how.rule)
+        self.why_plain = ranks.why_plain
+        self._ranks, self._how = ranks, how
+        self._partial = PlannedProduct(conf, before_sum(self.components))
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
+        parts = new(a, (self._ranks.size, a.shape[0], b.shape[1]), self._how.travels)
+        self._partial(a, b, None, parts[self._ranks.rank])
+        all_gather(self._ranks, list(parts))
+        return _finished(parts, c, out, self._how, self.components)
 
 
 def _finish(compute: Any, parts: Any, c: Any, out: Any, how: ReductionRule, components: dict[str, Any]) -> Any:

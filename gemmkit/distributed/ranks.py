@@ -569,7 +569,10 @@ _A_LAYOUT = "global_a_layout"
 
 
 class Repeated:
-    """One call with all that it rests on: these components are read anew when their code or their arrays' memory change."""
+    """One call with all that it rests on: these components are read anew when their code or their arrays' memory change.
+    ``why_plain`` says why it goes by the group; None where it goes by symmetric memory."""
+
+    why_plain: str | None = None
 
     def __init__(self, device: torch.device, conf: Config | None, components: dict[str, Any], rule: object = None):
         self.device, self.conf, self._rule = device, conf, rule
@@ -612,7 +615,7 @@ def known_call(ranks: Ranks, key: tuple[Any, ...] | None) -> Any:
     if not found.stands():
         del ranks.repeated[key]
         return None
-    ranks.why_plain = None
+    ranks.why_plain = found.why_plain
     return found
 
 

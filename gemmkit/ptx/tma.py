@@ -163,25 +163,37 @@ def _box(first: int, rank: int) -> str:
     return f"[${first}, {{{', '.join(f'${first + 1 + n}' for n in range(rank))}}}]"
 
 
-def _type_load(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type, position: types.Type,
-               barriers: types.Type, n: types.Type, mask: types.Type = None) -> Any:
+def _type_load_at(map: types.Type, coordinates: types.Type, offsets: types.Type | None, pointer: types.Type,
+                  position: types.Type, barriers: types.Type, n: types.Type, mask: types.Type | None) -> Any:
+    """Of all loads: with ``offsets`` in im2col mode, with a ``mask`` into several blocks."""
     if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
         return None
-    rank = coordinate_count(coordinates)
-    many, last = (".multicast::cluster", f", ${rank + 3}") if mask else ("", "")
-    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{many} [$0], "
-            f"{_box(1, rank)}, [${rank + 2}]{last};")
+    rank, moved = coordinate_count(coordinates), 0 if offsets is None else coordinate_count(offsets)
+    if offsets is not None and not (3 <= rank <= 5 and moved == rank - 2):
+        return None
+    mode, taps = (".im2col", ", {" + ", ".join(f"${rank + 3 + n}" for n in range(moved)) + "}") if moved else ("", "")
+    many, last = (".multicast::cluster", f", ${rank + moved + 3}") if mask else ("", "")
+    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{many} [$0], "
+            f"{_box(1, rank)}, [${rank + 2}]{taps}{last};")
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        operands = [element_address(c, b, pointer, v[2], position, v[3]), _map_address(b, map, v[0]),
-                    *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, v[4], n, v[5])]
+        to = v[3:] if moved else v[2:]
+        operands = [element_address(c, b, pointer, to[0], position, to[1]), _map_address(b, map, v[0]),
+                    *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, to[2], n, to[3])]
+        if moved:
+            operands += [b.trunc(offset, i16) for offset in coordinates_of(c, b, offsets, v[2])]
         if mask:
-            operands.append(b.trunc(c.cast(b, v[6], mask, index), i16))
+            operands.append(b.trunc(c.cast(b, to[4], mask, index), i16))
         assembly(b, text, [], operands, memory=True)
         return c.get_dummy_value()
 
-    given = (map, coordinates, pointer, position, barriers, n) + ((mask,) if mask else ())
+    given = (map, coordinates, *([offsets] if moved else []), pointer, position, barriers, n, *([mask] if mask else []))
     return signature(types.none, *given), codegen
+
+
+def _type_load(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type, position: types.Type,
+               barriers: types.Type, n: types.Type) -> Any:
+    return _type_load_at(map, coordinates, None, pointer, position, barriers, n, None)
 
 
 @atom(_type_load)
@@ -198,7 +210,7 @@ def _type_multicast(context: TypingContext, map: types.Type, coordinates: types.
                     position: types.Type, barriers: types.Type, n: types.Type, mask: types.Type) -> Any:
     if not isinstance(mask, types.Integer):
         return None
-    return _type_load(context, map, coordinates, pointer, position, barriers, n, mask)
+    return _type_load_at(map, coordinates, None, pointer, position, barriers, n, mask)
 
 
 @atom(_type_multicast)
@@ -209,29 +221,10 @@ def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int
 
 
 def _type_load_im2col(context: TypingContext, map: types.Type, coordinates: types.Type, offsets: types.Type,
-                      pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type,
-                      mask: types.Type = None) -> Any:
-    if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
+                      pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type) -> Any:
+    if not isinstance(offsets, types.BaseTuple):
         return None
-    rank = coordinate_count(coordinates)
-    if not isinstance(offsets, types.BaseTuple) or coordinate_count(offsets) != rank - 2 or not 3 <= rank <= 5:
-        return None
-    many, last = (".multicast::cluster", f", ${2 * rank + 1}") if mask else ("", "")
-    taps = ", ".join(f"${rank + 3 + n}" for n in range(rank - 2))
-    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes{many} [$0], "
-            f"{_box(1, rank)}, [${rank + 2}], {{{taps}}}{last};")
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        operands = [element_address(c, b, pointer, v[3], position, v[4]), _map_address(b, map, v[0]),
-                    *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, v[5], n, v[6]),
-                    *(b.trunc(offset, i16) for offset in coordinates_of(c, b, offsets, v[2]))]
-        if mask:
-            operands.append(b.trunc(c.cast(b, v[7], mask, index), i16))
-        assembly(b, text, [], operands, memory=True)
-        return c.get_dummy_value()
-
-    given = (map, coordinates, offsets, pointer, position, barriers, n) + ((mask,) if mask else ())
-    return signature(types.none, *given), codegen
+    return _type_load_at(map, coordinates, offsets, pointer, position, barriers, n, None)
 
 
 @atom(_type_load_im2col)
@@ -246,9 +239,9 @@ def tma_load_im2col(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, 
 def _type_multicast_im2col(context: TypingContext, map: types.Type, coordinates: types.Type, offsets: types.Type,
                            pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type,
                            mask: types.Type) -> Any:
-    if not isinstance(mask, types.Integer):
+    if not isinstance(mask, types.Integer) or not isinstance(offsets, types.BaseTuple):
         return None
-    return _type_load_im2col(context, map, coordinates, offsets, pointer, position, barriers, n, mask)
+    return _type_load_at(map, coordinates, offsets, pointer, position, barriers, n, mask)
 
 
 @atom(_type_multicast_im2col)

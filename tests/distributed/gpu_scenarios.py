@@ -86,6 +86,27 @@ def check_a_graph(rank: int) -> None:
         assert torch.equal(d, gk.matmul(drawn(n, 256, 64), b))
 
 
+def check_plain_calls_again(rank: int) -> None:
+    """A known call by the group asks nobody: its products are planned, and changing inputs show."""
+    ranks, b = ranks_of(), drawn(1, 128, 256)
+    for call in ("gather", "scatter", "reduce"):
+        met = None
+        for n in range(6):
+            a = drawn(n, 256, 128)
+            if call == "gather":
+                found, wanted = gd.all_gather_matmul(a.chunk(2)[rank], b, way="plain"), gk.matmul(a, b)
+            else:
+                own, wanted = (a.chunk(2, 1)[rank], b.chunk(2)[rank]), (a.float() @ b.float()).bfloat16()
+                if call == "scatter":
+                    found, wanted = gd.matmul_reduce_scatter(*own, way="plain", epilogue=ReLU()), wanted.relu().chunk(2)[rank]
+                else:
+                    found = gd.matmul_all_reduce(*own, way="plain")
+            assert torch.equal(found, wanted), (call, n)
+            assert met in (None, ranks._met), (call, n)
+            met = ranks._met
+            assert ranks.why_plain == "way='plain' was given"
+
+
 def check_the_check_and_examples(rank: int) -> None:
     is_right, lines = __main__.of_group()
     assert is_right and all("symmetric" in line for line in lines[1:4]), lines

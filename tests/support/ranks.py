@@ -1,4 +1,4 @@
-"""Two processes over a group that run the scenarios of a module, and say of each what went wrong.
+"""Processes over a group that run the scenarios of a module, and say of each what went wrong: two, or as many as are asked for.
 
 A scenario is a function ``(rank)`` named ``check_...``, which asserts. The processes are started once for all of a module's
 scenarios: importing PyTorch takes longer than they do.
@@ -33,19 +33,19 @@ def scenarios(module: Any) -> list[str]:
 
 
 def run_chosen(request: Any, module: Any, folder: Path, timeout: float = 300.0, backend: str = "gloo",
-               apart: bool = False) -> dict[str, list[str]]:
+               apart: bool = False, count: int = RANKS) -> dict[str, list[str]]:
     """What each rank says of each scenario of ``module`` that the requesting module's tests have as their ``name`` in this
     session: nothing where all is right. After ``timeout`` seconds the ranks are ended, and what they have not said is not lost
     on what they have.
 
-    With ``apart`` each scenario has two processes of its own, all at once: on a GPU, where what takes long is compiling.
+    With ``apart`` each scenario has processes of its own, all at once: on a GPU, where what takes long is compiling.
     """
     chosen = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
     names = [name for name in scenarios(module) if name in chosen]
     groups = [[name] for name in names] if apart else [names]
     folders = [folder / str(n) for n in range(len(groups))]
     started = [process for place, group in zip(folders, groups, strict=True)
-               for process in _start(module.__name__, place, backend, group)]
+               for process in _start(module.__name__, place, backend, group, count)]
     end = time.monotonic() + timeout
     try:
         for process in started:
@@ -54,7 +54,7 @@ def run_chosen(request: Any, module: Any, folder: Path, timeout: float = 300.0, 
     finally:
         for process in started:
             process.kill()
-    said = [dict(json.loads(line) for place in folders for line in _lines(place / f"{rank}.jsonl")) for rank in range(RANKS)]
+    said = [dict(json.loads(line) for place in folders for line in _lines(place / f"{rank}.jsonl")) for rank in range(count)]
     return {name: [of.get(name, UNENDED) for of in said] for name in names}
 
 
@@ -66,17 +66,17 @@ def assert_right(said: list[str], ended: int | None = None) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def _start(module: str, folder: Path, backend: str, names: list[str]) -> list[Any]:
+def _start(module: str, folder: Path, backend: str, names: list[str], count: int) -> list[Any]:
     folder.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS),
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count),
            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
     if ALL_GPUS in env:
         del env["CUDA_VISIBLE_DEVICES"]
     return [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder), backend, *names], cwd=ROOT,
-                             env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
+                             env={**env, "RANK": str(rank)}) for rank in range(count)]
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,0 +1,154 @@
+"""What three and more ranks do in test_many_ranks.py, over gloo, in the emulator: nothing may assume two."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import gemmkit as gk
+from gemmkit import distributed as gd
+from gemmkit.distributed import __main__
+from gemmkit.epilogues import Bias, ReLU, Scale
+from gemmkit.operators import MIN_PLUS
+from tests.distributed.scenarios import drawn, poisoned, refused, whole
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def uneven(seed: int, largest: int = 4) -> tuple[int, ...]:
+    """A length for each rank, 0 for one of them."""
+    made = np.random.default_rng(seed)
+    lengths = made.integers(1, largest + 1, size())
+    lengths[made.integers(size())] = 0
+    return tuple(map(int, lengths))
+
+
+def summed(a: Any, b: Any, shares: tuple[int, ...]) -> Any:
+    """float32 sums of the ranks' products, from rank 0 to the last."""
+    parts = [torch.from_numpy(gk.matmul(x.numpy(), y.numpy())) for x, y in zip(a.split(shares, 1), b.split(shares), strict=True)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def check_gather(rank: int) -> None:
+    for seed in range(2):
+        lengths = uneven(seed)
+        a, b, c = (drawn(n, *shape) for n, shape in enumerate(((sum(lengths), 5), (5, 2 + rank), (sum(lengths), 2 + rank))))
+        out = poisoned(sum(lengths), 2 + rank)
+        d, gathered = gd.all_gather_matmul(a.split(lengths)[rank], b, c, lengths=lengths, out=out, return_a=True)
+        assert d is out and torch.equal(gathered, a)
+        assert np.array_equal(d.numpy(), gk.matmul(a.numpy(), b.numpy(), c.numpy())), lengths
+
+
+def check_gather_with_components(rank: int) -> None:
+    a, b, bias = whole(0, 2 * size(), 5), whole(1, 5, 3), np.array([1, 2, 3], np.float32)
+    own = a.split(2)[rank]
+    d = gd.all_gather_matmul(own, b, transform_global_to_shared_a=gk.transforms.Map(lambda x, m, k: x * m),
+                             epilogue=Bias(bias) | ReLU())
+    assert torch.equal(d, ((torch.arange(2 * size())[:, None] * a) @ b + torch.from_numpy(bias)).relu())
+    assert torch.equal(gd.all_gather_matmul(own, b, operator=MIN_PLUS), (a[:, :, None] + b[None]).amin(1))
+
+
+def check_reductions(rank: int) -> None:
+    """The bits of sums in the order of ranks, of shares and rows of any lengths, with C and an epilogue."""
+    shares, lengths = uneven(0), uneven(10)
+    a, b = drawn(0, sum(lengths), sum(shares)), drawn(1, sum(shares), 3)
+    own, exact = (a.split(shares, 1)[rank], b.split(shares)[rank]), summed(a, b, shares)
+    out = poisoned(lengths[rank], 3)
+    assert torch.equal(gd.matmul_reduce_scatter(*own, lengths=lengths, out=out), exact.split(lengths)[rank])
+    assert torch.equal(gd.matmul_all_reduce(*own), exact)
+    a, b, c = whole(0, sum(lengths), sum(shares)), whole(1, sum(shares), 3), whole(2, sum(lengths), 3)
+    own = a.split(shares, 1)[rank], b.split(shares)[rank]
+    d = gd.matmul_reduce_scatter(*own, c.split(lengths)[rank], lengths=lengths, epilogue=Scale(2.0) | ReLU())
+    assert torch.equal(d, ((a @ b + c) * 2).relu().split(lengths)[rank]), (shares, lengths)
+
+
+def check_reductions_by_other_rules(rank: int) -> None:
+    n = size()
+    a, b = whole(0, 2 * n, 2 * n), whole(1, 2 * n, 3)
+    own = a.split(2, 1)[rank], b.split(2)[rank]
+    shortest = (a[:, :, None] + b[None]).amin(1)
+    assert torch.equal(gd.matmul_reduce_scatter(*own, operator=MIN_PLUS), shortest.split(2)[rank])
+    parts = torch.stack([x @ y for x, y in zip(a.split(2, 1), b.split(2), strict=True)])
+    assert torch.equal(gd.matmul_all_reduce(*own, combine=max), parts.amax(0))
+    d = gd.matmul_reduce_scatter(*own, transform_global_to_shared_a=gk.transforms.Map(lambda x, m, k: x * m))
+    assert torch.equal(d, ((torch.arange(2 * n)[:, None] * a) @ b).split(2)[rank])
+    half = own[0].half(), own[1].half()
+    assert torch.equal(gd.matmul_all_reduce(*half, reduce_dtype=torch.float32), (a @ b).half())
+
+
+def check_ring(rank: int) -> None:
+    rows, shares = uneven(0), uneven(20)
+    a, b, c = whole(0, sum(rows), sum(shares)), whole(1, sum(shares), 3), whole(2, sum(rows), 3)
+    own = a.split(rows)[rank], b.split(shares)[rank]
+    d = gd.ring_matmul(*own, c.split(rows)[rank], lengths=shares, epilogue=ReLU())
+    assert torch.equal(d, (a @ b + c).relu().split(rows)[rank]), (rows, shares)
+
+
+def check_matrices(rank: int) -> None:
+    a, b = whole(0, 5, 6), whole(1, 6, 3)                          # of eight ranks some have nothing
+    cut = gd.DistributedMatrix.whole
+    for by_a in ("rows", "columns", "all"):
+        for by_b in ("rows", "columns", "all"):
+            of_a, of_b = cut(a, by_a), cut(b, by_b)
+            d: Any = gk.matmul(of_a, of_b)
+            assert d.by == gd.explain(of_a, of_b)[2] and torch.equal(d.local, cut(a @ b, d.by).local), (by_a, by_b)
+    tall, c = whole(3, 130, 6), whole(4, 130, 3)
+    d = gk.matmul(cut(tall, "columns"), cut(b, "rows"), cut(c, "rows"), epilogue=ReLU())
+    assert torch.equal(d.local, cut((tall @ b + c).relu(), "rows").local)
+
+
+def check_a_group_of_some(rank: int) -> None:
+    """The first rank and the last: a rank of the group is not the process's."""
+    last = size() - 1
+    group = dist.new_group([0, last], timeout=timedelta(seconds=20))
+    if rank not in (0, last):
+        return
+    own, shares = int(rank == last), (2, 3)
+    a, b = drawn(0, 3, 5), drawn(1, 5, 2)
+    parts = a.split(shares, 1)[own], b.split(shares)[own]
+    exact = summed(a, b, shares)
+    assert torch.equal(gd.matmul_reduce_scatter(*parts, group=group, lengths=(1, 2)), exact.split((1, 2))[own])
+    assert torch.equal(gd.matmul_all_reduce(*parts, group=group), exact)
+    rows = whole(0, 3, 5).split((1, 2))[own]
+    assert torch.equal(gd.all_gather_matmul(rows, whole(1, 5, 2), group=group, lengths=(1, 2)), whole(0, 3, 5) @ whole(1, 5, 2))
+    d = gd.ring_matmul(rows, whole(1, 5, 2).split(shares)[own], group=group, lengths=shares)
+    assert torch.equal(d, (whole(0, 3, 5) @ whole(1, 5, 2)).split((1, 2))[own])
+
+
+def check_the_check(rank: int) -> None:
+    is_right, lines = __main__.of_group()
+    assert is_right and lines[0].startswith(f"{size()} ranks over gloo"), lines
+
+
+def check_refusals(rank: int) -> None:
+    """What one of many ranks has otherwise is said of it, on all of them."""
+    last = size() - 1
+    a, b = whole(0, 2, 4), whole(1, 4, 2)
+    other = rank == last
+    refused(ValueError, f"3 on rank {last}", lambda: gd.all_gather_matmul(a[:, :4 - other], b[:4 - other]))
+    refused(ValueError, "a has 4 columns" if other else f"rank {last} refuses the call",
+            lambda: gd.matmul_reduce_scatter(a, b[:4 - other]))
+    refused(ValueError, "lengths=", lambda: gd.all_gather_matmul(a, b, lengths=(2, 2)))
+    refused(ValueError, "epilogue differs", lambda: gd.matmul_all_reduce(a, b, epilogue=ReLU() if other else Scale(2.0)))
+    assert torch.equal(gd.all_gather_matmul(a, b), torch.cat([a @ b] * size()))               # and nothing is out of step
+
+
+def check_a_rank_that_is_killed(rank: int) -> None:
+    """The last one: each of the others has an error within the timeout, in a call that they know and in a new one."""
+    a, b = whole(0, 2, 4), whole(1, 4, 2)
+    known, new = (dist.new_group(timeout=timedelta(seconds=12)) for _ in range(2))
+    gd.all_gather_matmul(a, b, group=known)
+    if rank == size() - 1:
+        os._exit(0)
+    refused(RuntimeError, "", lambda: gd.all_gather_matmul(a, b, group=known))
+    refused(RuntimeError, f"rank {size() - 1} did not come", lambda: gd.all_gather_matmul(a, b, group=new))
