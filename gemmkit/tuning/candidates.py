@@ -431,7 +431,8 @@ LEAST = 32                             # along K: half of a k-tile
 WIDE = 2**21                           # elements of a D that Hopper's kernel stores by TMA:
 HIDDEN = 128, 768                      # the longest K of which is hidden behind that: with both operands copied, with one
 WIDEST = 2**24                         # of so many any K, where rows begin at 4 bytes
-WORTH = 0.85                           # of Hopper's modelled time, where rows begin anywhere
+WORTH = 0.85                           # of the other kernel's modelled time: what taking one in place of the usual comes to
+MOST_SHARED = 8                        # shares of K of Hopper's kernel in that: of 10 and 24 the model promises too much
 SIDE = 64                              # of a tile of the multistage kernel's
 STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
 LONGEST = 2048                         # along K: above it few tiles are streamed,
@@ -455,8 +456,10 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     worst = max(copies.kinds)
     is_stored = copies.of_d == VECTORS and products * M * N >= WIDE
     is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (products * M * N >= WIDEST and worst == WORDS))
+    hoppers = copies.hoppers(asked.sizes, device, products)
     if K >= LEAST and worst != ELEMENTS and not is_hidden:
-        return of_half(copied(copies), a, b, asked.sizes, device, products)
+        shared = (one for one in hoppers if one.shares <= MOST_SHARED)
+        return of_half(copied(copies), a, b, asked.sizes, device, products, _nanoseconds(shared, asked, device) / WORTH)
     tiles = -(-M // SIDE) * -(-N // SIDE) * products
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1]) * products
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
@@ -464,10 +467,14 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.proposal(asked, device)
     if worst == ELEMENTS and K > SHORT.block[2]:
-        found = copies.hoppers(asked.sizes, device, products)
-        cycles = min(one.cycles(asked.sizes, device, a.dtype.itemsize, None, products) for one in found)
-        return of_half(copied(copies), a, b, asked.sizes, device, products, WORTH * cycles / CLOCK)
+        return of_half(copied(copies), a, b, asked.sizes, device, products, WORTH * _nanoseconds(hoppers, asked, device))
     return None
+
+
+def _nanoseconds(mappings: Iterable[CostedTile], asked: Asked, device: DeviceInfo) -> float:
+    """The least modelled time of Hopper's kernel by these."""
+    itemsize = asked.operands[0].dtype.itemsize
+    return min(one.cycles(asked.sizes, device, itemsize, None, asked.products) for one in mappings) / CLOCK
 
 
 def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
@@ -509,11 +516,50 @@ def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> Narrow | N
     arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *asked.sizes)
     table, listed = sm90.narrow_mappings(made, given, asked.sizes, device, products, arrays)
     supply = table.supply_of(of_a, of_b) if size == 1 else None
-    if supply is not None:
+    is_aligned = supply is None
+    if not is_aligned:
         listed += can_share(table.clustered, a, b)
+    if is_promoted:
+        piece = _piece(asked)
+        if supply is not None:                         # it is in what these take
+            listed, supply = tuple(one for one in UNALIGNED_PROMOTED if one.N % (piece * one.within) == 0), None
+        listed += _fitted(sizes[1], piece, is_aligned)
     mapping = fastest(asked.sizes, device, itemsize=size, mappings=listed, supply=supply, products=products)
     cycles = mapping.cycles(sizes, device, size, supply, products)                      # type: ignore[arg-type]
     return Narrow(dataclasses.replace(made, N=mapping.N), mapping, cycles / CLOCK)
+
+
+def _unaligned(M: int, N: int, schedule: str, warps: int, cluster: tuple[int, int], step: float,
+               shares: int = 1) -> CostedTile:
+    """A tile of float8 whose sums are promoted, of rows that begin between lines of the L2."""
+    fixed, each, of_share = tables.UNALIGNED_EXCHANGE
+    exchange = fixed + each * M * N + of_share * shares if shares > 1 else 0
+    return CostedTile(M, N, schedule, warps, cluster, step, exchange, tables.UNALIGNED_START, splits=shares)
+
+
+UNALIGNED_PROMOTED = tuple(_unaligned(M, N, schedule, warps, cluster, step, shares)
+                           for M, N, schedule, warps, cluster, step, listed in tables.UNALIGNED_PROMOTED
+                           for shares in listed)
+
+
+def _fitted(columns: int, piece: int, is_aligned: bool) -> tuple[CostedTile, ...]:
+    """Tiles as wide as a product of a few columns, in steps of ``piece`` columns, whose sums of float8 are promoted."""
+    width = -(-columns // piece) * piece
+    if not 0 < width <= tables.PROMOTED_WIDEST:
+        return ()
+    if is_aligned:
+        return tuple(CostedTile(M, width, schedule, warps, (1, 1), fixed + each * width, 3500, 0)
+                     for M, schedule, warps, fixed, each in tables.PROMOTED_FITTED)
+    return tuple(_unaligned(M, width, schedule, warps, (1, 1), fixed + each * width)
+                 for M, schedule, warps, fixed, each in tables.UNALIGNED_FITTED)
+
+
+def _piece(asked: Asked) -> int:
+    """Of how many columns a tile's, or those that a block of a cluster finishes, are a multiple: the narrowest lines of D in
+    shared memory, or eight where these lie along columns."""
+    d = asked.layouts["d"]
+    along = asked.new.axis if d is None else d.vector_axis
+    return 8 if along == 0 else max(8, sm90.NARROWEST // (2 if d is None else d.dtype.itemsize))
 
 
 # -- packed integers --------------------------------------------------------------------------------------------------

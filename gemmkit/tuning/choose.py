@@ -56,7 +56,7 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
 from gemmkit.tuning import candidates, simt, sm80, sm90
-from gemmkit.tuning.candidates import Candidate, small_candidates
+from gemmkit.tuning.candidates import Candidate, Narrow, small_candidates
 from gemmkit.tuning.model import Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
     EIGHT,
@@ -96,6 +96,9 @@ class ProductProblem(Asked, MappingProblem):
             with suppress(ConfigError):
                 narrow = candidates.narrow(self, device)
                 if narrow is not None:
+                    swapped = _narrow_swap_ab(self, narrow, device)
+                    if swapped is not None:
+                        yield swapped
                     yield dataclasses.replace(self, fields={**narrow.fields, **self.fields})
                     yield _with_operator(self, narrow.operator)
             for operator in of_bytes(self.sums, self.sizes, device, self.products):
@@ -378,6 +381,7 @@ MOST_ROWS = 64                         # of so many, where tiles are too few to 
 FEW_ROWS = 32                          # these, whatever the tiles
 LEAST = 1024                           # columns, and elements along K
 LEAST_ROWS = MOST_ROWS + 1             # of A, where B is transformed: of fewer nothing is measured
+SWAP_WORTH = 0.97                      # of the product's modelled time as it is, where both have the same tables
 
 
 def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
@@ -396,17 +400,40 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
         mapping = _of_few_rows(asked, device) if set(given) <= {"epilogue"} else None
     if mapping is None and not _is_rewritten(asked):
         return None
-    M, N, K = asked.sizes
-    # The transposed arrays do not tell their layouts: the strides of one row, (1, 1) or (1, 9), are a row's in both orders.
-    of = dict(zip("abcd", "bacd"))
-    swapped = Asked({name: flipped(infos[of.get(name, name)]) for name in infos},
-                    {name: _transposed(layouts[of[name]]) for name in layouts}, (N, M, K),
-                    {with_swap_ab(name): value for name, value in given.items()}, asked.products, asked.key, new=ColMajor)
+    swapped = _flipped(asked)
     if mapping is None and "operator" not in given:
         without_results = {**swapped.layouts, "c": None, "d": None}
         operator, mapping = sm90.propose(dataclasses.replace(swapped, layouts=without_results), device) or (None, None)
         mapping = mapping and dict(mapping, operator=operator, kernel="warp_specialised")
     return dataclasses.replace(swapped, fields={**(mapping or {}), **swapped.fields})
+
+
+def _flipped(asked: Asked) -> Asked:
+    """What is asked of the transposed product."""
+    (M, N, K), infos, layouts = asked.sizes, asked.infos, asked.layouts
+    # The transposed arrays do not tell their layouts: the strides of one row, (1, 1) or (1, 9), are a row's in both orders.
+    of = dict(zip("abcd", "bacd"))
+    return Asked({name: flipped(infos[of.get(name, name)]) for name in infos},
+                 {name: _transposed(layouts[of[name]]) for name in layouts}, (N, M, K),
+                 {with_swap_ab(name): value for name, value in asked.fields.items()}, asked.products, asked.key,
+                 new=ColMajor)
+
+
+def _narrow_swap_ab(asked: Asked, narrow: Narrow, device: DeviceInfo) -> Asked | None:
+    """The transposed product of float8, whose sums are promoted, with its mapping's fields, where its tiles fit the product
+    better: those of a few rows are as wide as there are rows, and no part of them is padding."""
+    d, given = asked.layouts["d"], asked.fields
+    if not narrow.operator.promote or asked.is_stack or not set(given) <= {"epilogue"} or takes_small_mappings():
+        return None
+    if not _sees_elements(given) or asked.infos["c"] is not None or not _suit_tma(asked.infos, asked.layouts):
+        return None
+    if d is not None and d.vector_axis != 1:
+        return None
+    swapped = _flipped(asked)
+    found = candidates.narrow(swapped, device)
+    if found is None or found.nanoseconds > SWAP_WORTH * narrow.nanoseconds:
+        return None
+    return dataclasses.replace(swapped, fields={**found.fields, **swapped.fields})
 
 
 def _transposed(layout: ArrayLayout | None) -> ArrayLayout | None:

@@ -176,6 +176,28 @@ PROMOTED = (
     (64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
     (64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
 )
+# Tiles as wide as a product of a few columns (or of a few rows, as D^T), up to so many, by rows, schedule and warps; and
+# what a k-tile takes where rows begin at lines of the L2, in cycles: those of no columns, and those of each column.
+PROMOTED_WIDEST = 192
+PROMOTED_FITTED = ((128, "cooperative", 8, 0, 4.7), (64, "cooperative", 4, 200, 1.56))
+# The same where rows begin between lines: a line of a k-tile takes two requests. Fitted to 200 times of 10 products on an
+# H200 (e4m3, 2026-11-28; off by 10 %): 144 x 14864 x 6208 takes 30.7 us by 128x144 as D^T, and 63.3 by 128x128; 5888 x 48 x
+# 7712 16.0 by 64x96 in two shares as D^T, 21.1 by 64x64. A launch takes `UNALIGNED_START` whatever its tiles, and an
+# exchange of sums in a cluster so many cycles, so many of each sum of a tile, and so many of each share.
+UNALIGNED_FITTED = ((128, "cooperative", 8, 308, 2.98), (64, "cooperative", 4, 252, 2.2), (64, "pingpong", 8, 341, 0.56))
+UNALIGNED_START, UNALIGNED_EXCHANGE = 7800, (700, 0.31, 200)
+UNALIGNED_PROMOTED = (                 # M, N, schedule, warps, cluster, cycles of a k-tile; shares of K
+    (128, 192, "cooperative", 8, (2, 1), 880, (1,)),
+    (128, 160, "cooperative", 8, (2, 1), 785, (1,)),
+    (128, 128, "cooperative", 8, (1, 2), 690, (1,)),
+    (128, 128, "cooperative", 8, (1, 1), 690, (2, 4)),
+    (128, 96, "cooperative", 8, (1, 1), 595, (1, 2, 4)),
+    (64, 128, "pingpong", 8, (2, 1), 413, (1,)),
+    (64, 128, "cooperative", 4, (1, 1), 533, (2, 4, 8)),
+    (192, 64, "cooperative", 12, (1, 1), 714, (1, 2, 4)),
+    (64, 96, "cooperative", 4, (1, 1), 463, (1, 2)),
+    (64, 64, "cooperative", 4, (1, 1), 393, (1, 2, 4)),
+)
 # With block scales a thread holds sums twice as well. Shared memory is the limit, at 128 bytes a cycle: a stage is written
 # once, and each consumer reads all of B and its own rows of A.
 SCALED = (
