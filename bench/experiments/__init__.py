@@ -10,6 +10,10 @@
 | algebras | complex and dual numbers of f16 against as many real products by cuBLAS (Fig. 9) | 0.7, 0.95 |
 | complex64 | complex64 without tf32 against cuBLAS | 0.7, 1.0 |
 | minplus | min-plus f32 against the card's own limit for adds and minima, which is measured | 0.6, 0.9 |
+| mixed | f16 A and B, f32 C and D, D = A B + C, against cuBLASLt of these types (Fig. 8; when asked for) | 0.95, 1.0 |
+| wmma | the same by the WMMA operator (when asked for) | |
+| mixed_diagonal, mixed_fusion | Tables 1 and 2 with f32 C and D (when asked for) | 5, 6.4; the paper's ratios |
+| mixed_algebras, mixed_contraction | Fig. 9 and Table 3 with f32 C and D (when asked for) | 0.95, 0.85 at 4096 |
 | contraction | D_abc = A_bda B_dc at the paper's sizes against torch.einsum (Table 3) | mean 1.1, 1.5 |
 | tccg | the 48 contractions of the TCCG benchmark, f16 and f32, against torch.einsum | mean 1.1, 1.5 |
 | grouped | 32 products of random sizes in one launch against a loop of cuBLAS (not among the default ones) | 1.5, 3 |
@@ -30,6 +34,6 @@
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 
 diagonal, triangular, symmetric and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
-algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mlp,
+algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mixed, mlp,
 programs, specs, stacks, stream_k, types.
 """

@@ -27,6 +27,7 @@ from bench.experiments import (
     forced,
     groups,
     minplus,
+    mixed,
     mlp,
     programs,
     random_shapes,
@@ -44,6 +45,12 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "algebras": algebras.algebras,
     "complex64": algebras.complex64,
     "minplus": minplus.minplus,
+    "mixed": mixed.mixed,
+    "wmma": mixed.wmma,
+    "mixed_diagonal": mixed.diagonal,
+    "mixed_fusion": mixed.fusion,
+    "mixed_algebras": mixed.algebras,
+    "mixed_contraction": mixed.contraction,
     "contraction": contractions.contraction,
     "tccg": contractions.tccg,
     "stacks": stacks.stacks,
@@ -74,13 +81,15 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
+    "mixed", "wmma", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction",
     "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "ozaki", "complex", "long", "skinny",
     "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
     "programs", "decompositions", "listings", "staged", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
-TOGETHER = {"specs": ("decompositions", "listings", "staged", "small")}  # names of several groups
+TOGETHER = {"specs": ("decompositions", "listings", "staged", "small"),
+            "paper": ("mixed", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction", "wmma")}  # names of several groups
 
 
 class Bench(hopper.Bench):
