@@ -105,8 +105,8 @@ class CublasLt:
         most = ctypes.c_size_t(WORKSPACE)
         self._call("MatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, ctypes.byref(most), ctypes.sizeof(most))
         found, count = Heuristic(), ctypes.c_int()
-        self._call("MatmulAlgoGetHeuristic", self.handle, describing, *layouts, layouts[2], preference, 1, ctypes.byref(found),
-                   ctypes.byref(count))
+        self._call("MatmulAlgoGetHeuristic", self.handle, describing, *layouts, layouts[2], preference, 1,
+                   ctypes.byref(found), ctypes.byref(count))
         if not count.value:
             raise RuntimeError(f"cuBLASLt has no algorithm for {a.shape} @ {b.shape} of {a.dtype} into {out.dtype}")
         return describing, layouts, found

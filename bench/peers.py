@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from bench import torch_attention
+from bench import rivals, torch_attention
 from bench.backends import Torch
 from bench.cases import Case
 from bench.cublas import CublasLt
@@ -89,6 +89,12 @@ class Peer(Protocol):
 
     def as_numpy(self, array: Array) -> Any:
         """The array on the host, in float64 or complex128."""
+
+    def rival(self, case: Any, x: Any) -> Call:
+        """A call that computes a row of `bench.experiments.versus` into ``peer_out``, by the library that it names."""
+
+    def rival_title(self, case: Any) -> str:
+        """How results call it."""
 
     def mixed(self, case: Any, x: Any) -> Call:
         """A call that computes a row of `bench.experiments.mixed` into ``peer_out``."""
@@ -268,6 +274,12 @@ class TorchPeers(Torch):
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         call: Call = limit.bind(out, first)
         return call
+
+    def rival(self, case: Any, x: Any) -> Call:
+        return rivals.make(case.of, case.rival, x)
+
+    def rival_title(self, case: Any) -> str:
+        return rivals.version(case.rival)
 
     # -- float16 into float32 ---------------------------------------------------------------------------------------
 

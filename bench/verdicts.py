@@ -30,6 +30,7 @@ GROUPS = {
     "algebras": "Complex and dual numbers of f16, against as many real products (Fig. 9)",
     "complex64": "complex64, no tf32",
     "minplus": "min-plus, against the card's limit for adds and minima",
+    "rivals": "Works of the papers against Triton, PyTorch eager, scripted and compiled, and attentions",
     "mixed": "float16 A and B, float32 C and D: D = A B + C, all transposes (Fig. 8)",
     "wmma": "The same by the WMMA operator (Fig. 8)",
     "mixed_diagonal": "The same of a diagonal A, against cuBLASLt on the materialised matrix (Table 1)",

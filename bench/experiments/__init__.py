@@ -10,6 +10,7 @@
 | algebras | complex and dual numbers of f16 against as many real products by cuBLAS (Fig. 9) | 0.7, 0.95 |
 | complex64 | complex64 without tf32 against cuBLAS | 0.7, 1.0 |
 | minplus | min-plus f32 against the card's own limit for adds and minima, which is measured | 0.6, 0.9 |
+| rivals | works of the papers against Triton, PyTorch eager, scripted, compiled, cuDNN (when asked for) | |
 | mixed | f16 A and B, f32 C and D, D = A B + C, against cuBLASLt of these types (Fig. 8; when asked for) | 0.95, 1.0 |
 | wmma | the same by the WMMA operator (when asked for) | |
 | mixed_diagonal, mixed_fusion | Tables 1 and 2 with f32 C and D (when asked for) | 5, 6.4; the paper's ratios |
@@ -34,6 +35,6 @@
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 
 diagonal, triangular, symmetric and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
-algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mixed, mlp,
-programs, specs, stacks, stream_k, types.
+algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mixed,
+mlp, programs, specs, stacks, stream_k, types, versus.
 """

@@ -57,7 +57,7 @@ class Mixed(Product):
         m, n, k = self.m, self.n, self.k
         x = SimpleNamespace(b=self.matrix(lib, k, n, self.order[1], 4 * i + 1), c=lib.normal(m, n, "f32", 4 * i + 2),
                             bias=lib.normal(1, n, "f32", 4 * i + 3)[0], out=lib.empty(m, n, "f32"),
-                            peer_out=lib.empty(m, n, "f32"), a=None, diagonal=None)
+                            peer_out=lib.empty(m, n, "f32"))
         if self.work == "diagonal":
             x.diagonal = lib.normal(1, k, "f16", 4 * i)[0]
         else:
@@ -68,7 +68,8 @@ class Mixed(Product):
         if self.work == "wmma":
             return lambda: gemmkit.matmul(x.a, x.b, x.c, out=x.out, operator=WMMAOp())
         work = WORKS[self.work]
-        given = Operands(x.a, x.b, x.out, x.peer_out, c=x.c, bias=x.bias, diagonal=x.diagonal)
+        given = Operands(getattr(x, "a", None), x.b, x.out, x.peer_out, c=x.c, bias=x.bias,
+                         diagonal=getattr(x, "diagonal", None))
         keywords = work.keywords(given, DTYPES[self.kind])
         return lambda: gemmkit.matmul(work.left(given), x.b, x.c, out=x.out, **keywords)
 

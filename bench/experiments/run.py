@@ -36,6 +36,7 @@ from bench.experiments import (
     stacks,
     stream_k,
     types,
+    versus,
 )
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
@@ -45,6 +46,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "algebras": algebras.algebras,
     "complex64": algebras.complex64,
     "minplus": minplus.minplus,
+    "rivals": versus.versus,
     "mixed": mixed.mixed,
     "wmma": mixed.wmma,
     "mixed_diagonal": mixed.diagonal,
@@ -81,6 +83,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
+    "rivals",
     "mixed", "wmma", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction",
     "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "ozaki", "complex", "long", "skinny",
     "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
@@ -89,7 +92,8 @@ ASKED = (
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
 TOGETHER = {"specs": ("decompositions", "listings", "staged", "small"),
-            "paper": ("mixed", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction", "wmma")}  # names of several groups
+            "paper": ("mixed", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction",
+                      "wmma")}  # names of several groups
 
 
 class Bench(hopper.Bench):

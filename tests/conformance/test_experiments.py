@@ -28,9 +28,11 @@ from bench.experiments import (
     minplus,
     mixed,
     random_shapes,
+    rows,
     specs,
     stacks,
     tensor_limit,
+    versus,
 )
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
@@ -100,6 +102,9 @@ def tiny(case: Any, m: int = 24, n: int = 16, k: int = 32) -> Any:
 
 
 def small(case: Experiment) -> Experiment:
+    if isinstance(case, versus.Versus):
+        of = small(case.of)
+        return dataclasses.replace(case, of=of, m=of.m, n=of.n, k=of.k)
     if isinstance(case, contractions.Contraction):
         extents = {label: (4, 2, 3)[i % 3] for i, (label, _) in enumerate(case.sizes)}
         return contractions.Contraction.of(case.group, case.work, extents, case.kind)
@@ -169,10 +174,11 @@ def test_tensors_have_the_benchmarks_sizes() -> None:
 @pytest.mark.sample(171)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_every_experiment_is_computed_right(case: Experiment) -> None:
-    row = measured(small(case))
+    row, of = measured(small(case)), getattr(case, "of", case)
     assert row["ratio"] == pytest.approx(1.25 * (case.products if case.group == "algebras" else 1))
     assert row["error"] < max(2e-3, case.tolerance) and row["peer_error"] < max(1e-3, case.tolerance / 4)
-    assert row["mapping"] or case.mapping or case.group in ("rows", "mlp", "programs") or isinstance(case, (attention.Attention, specs.Scheduled))
+    assert row["mapping"] or case.mapping or case.group in ("rows", "mlp", "programs") or isinstance(
+        of, (attention.Attention, rows.RowWise, specs.Scheduled))
     assert (row["group"], row["bar"], row["aim"]) == (case.group, case.bar, case.aim)
     assert row["peer"].startswith({"minplus": "this card's limit", "forced": "this card's rate"}.get(case.group, "NumPy"))
 

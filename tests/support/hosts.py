@@ -133,6 +133,13 @@ class Host:
     def as_numpy(self, array: np.ndarray) -> np.ndarray:
         return array.astype(np.result_type(array.dtype, np.float64))
 
+    def rival(self, case: Any, x: Any) -> Call:
+        call: Call = (lambda: self.plain(x.a, x.b, x.peer_out)) if case.work == "row sums of a" else case.of.peers(self, x)
+        return call
+
+    def rival_title(self, case: Any) -> str:
+        return f"NumPy: {case.rival}"
+
     def mixed(self, case: Any, x: Any) -> Call:
         def call() -> None:
             self.now += self.slower
