@@ -29,8 +29,8 @@ METRICS = {
     "DRAM bytes written": "dram__bytes_write.sum",
     "global loads of threads": "smsp__inst_executed_op_global_ld.sum",
     "global stores of threads": "smsp__inst_executed_op_global_st.sum",
-    "tensor instructions": "sm__inst_executed_pipe_tensor.sum",
 }
+TENSOR = "sm__inst_executed_pipe_tensor"       # metrics of tensor cores begin so; which there are differs by GPU
 
 
 def launch(work: str, n: int = 4096) -> None:
@@ -67,29 +67,30 @@ def launch(work: str, n: int = 4096) -> None:
     assert float((out.double() - wanted).abs().max()) < 1e-2, "the result is wrong"
 
 
-def counts(work: str) -> dict[str, float]:
-    """Of one launch, under ncu.
-
-    Raises:
-        RuntimeError: ncu is not there, or has measured nothing.
-    """
-    command = ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off", "--clock-control", "none", "--print-units",
-               "base", "--metrics", ",".join(METRICS.values()), sys.executable, "-m", "bench.counted", "run", work]  # fmt: skip
-    try:
-        made = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    except FileNotFoundError:
-        raise RuntimeError("ncu is not installed") from None
-    return parsed(made.stdout, made.stderr)
+def available(text: str) -> dict[str, str]:
+    """`METRICS` that ncu has, by its list of names, and those of tensor cores."""
+    names = {line.split()[0] for line in text.splitlines() if line.strip()}
+    found = {title: metric for title, metric in METRICS.items() if metric.rpartition(".")[0] in names}
+    return found | {f"tensor instructions {name[len(TENSOR):]}".rstrip(): f"{name}.sum"
+                    for name in sorted(names) if name.startswith(TENSOR)}
 
 
-def parsed(text: str, errors: str = "") -> dict[str, float]:
+def counts(work: str, metrics: dict[str, str]) -> dict[str, float]:
+    """Of one launch, under ncu. Raises RuntimeError if it has measured nothing."""
+    command = ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off", "--clock-control", "none",
+               "--print-units", "base", "--metrics", ",".join(metrics.values()), sys.executable, "-m", "bench.counted", "run", work]  # fmt: skip
+    made = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    return parsed(made.stdout, metrics, made.stderr)
+
+
+def parsed(text: str, metrics: dict[str, str], errors: str = "") -> dict[str, float]:
     """The sums over all kernels of ncu's raw page."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]              # the first has units
     if not rows:
         raise RuntimeError(f"ncu has measured no launch: {text[-500:]}{errors[-500:]}")
     found = {"kernels": float(len(rows))}
-    for name, metric in METRICS.items():
+    for name, metric in metrics.items():
         values = [row.get(metric, "n/a") for row in rows]
         if all(value not in ("", "n/a", None) for value in values):
             found[name] = sum(float(value.replace(",", "")) for value in values)
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["run"]:
         launch(arguments[1])
         return 0
-    print(json.dumps({work: counts(work) for work in WORKS}, indent=1))
+    metrics = available(subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True, timeout=60).stdout)
+    print(json.dumps({work: counts(work, metrics) for work in WORKS}, indent=1))
     return 0
 
 
