@@ -77,8 +77,8 @@ def available(text: str) -> dict[str, str]:
 
 def counts(work: str, metrics: dict[str, str]) -> dict[str, float]:
     """Of one launch, under ncu. Raises RuntimeError if it has measured nothing."""
-    command = ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off", "--clock-control", "none",
-               "--print-units", "base", "--metrics", ",".join(metrics.values()), sys.executable, "-m", "bench.counted", "run", work]  # fmt: skip
+    command = ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off", "--clock-control", "none", "--print-units",
+               "base", "--metrics", ",".join(metrics.values()), sys.executable, "-m", "bench.counted", "run", work]
     made = subprocess.run(command, capture_output=True, text=True, timeout=180)
     return parsed(made.stdout, metrics, made.stderr)
 
