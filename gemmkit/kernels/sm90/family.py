@@ -348,7 +348,9 @@ class Sm90Spec(Spec):
         parts: its loads set out together, and would be spilled (860 bytes of complex float32; 296 in lots of `MOST_C`
         registers, 0 in lots of half of it). 0: all."""
         store = self.store
-        if not (self.has_c and self.has_parts and type(store) in (TmaStore, VectorStore)) or self.epilogue.finishes_blocks:
+        if not (self.has_c and self.has_parts) or self.epilogue.finishes_blocks:
+            return 0
+        if not isinstance(store, SubtileStore) or type(store) not in (TmaStore, VectorStore):
             return 0
         registers = store.columns * self.c.layout.dtype.itemsize // 8                  # of a subtile's C
         most = max(1, MOST_C // 2 // registers)
