@@ -8,7 +8,7 @@
 | layernorm | 000, Fig. 13 |
 | lstm | 000, Fig. 12 |
 
-A row is one of another group, beside one rival. `python -m bench.rivals_page` writes the table of docs/peers.md.
+A row is one of another group, beside one rival. `python -m bench.asked --into docs/peers.md` writes the table.
 """
 
 from __future__ import annotations

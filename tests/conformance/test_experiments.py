@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gemmkit
-from bench import asked, cases, hopper, plot, prepare, report, verdicts
+from bench import asked, cases, hopper, paper_tables, plot, prepare, report, verdicts
 from bench.cases import Case
 from bench.experiments import (
     algebras,
@@ -404,6 +404,25 @@ def test_the_tables_of_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixt
     assert sum(int(line.split("|")[4]) for line in families) == 48 and not any("not measured" in line for line in families)
     with pytest.raises(ValueError, match="lacks"):
         asked.put("no marks", tables, asked.BEGIN, asked.END)
+
+
+def test_the_tables_of_the_paper_and_of_rivals() -> None:
+    made = experiments.make(experiments.TOGETHER["paper"])
+    rows = [hopper_row(case, 0.9 + 0.002 * n) for n, case in enumerate(made)]
+    for row, case in zip(rows, made):
+        row["peer"] = "cuBLASLt: by kernels of PyTorch" if getattr(case, "way", "") == "kernels" else "cuBLASLt"
+    content = report.document("experiments", rows, "a device", failed={"mixed: one": "it hung"})
+    counts = {"cublas": {"kernels": 1.0, "loads": 12345.0}, "diagonal": {"kernels": 1.0, "stores": 7.0}}
+    lines = list(paper_tables.mixed(content, counts))
+    text = "\n".join(lines)
+    for row in rows:
+        assert f"{row['ratio']:.2f}" in text, row["case"]
+    assert "| loads | 12,345 | - | - |" in lines and "| stores | - | - | 7 |" in lines and lines[-1] == "* mixed: one: it hung"
+    assert sum(line.startswith("| 16384 |") for line in lines) == 1 and "| 0.84 |" in text
+    rows = [hopper_row(case, 1.5) for case in experiments.make(["rivals"])]
+    lines = list(paper_tables.rivals(report.document("experiments", rows, "a device")))
+    assert sum(line.startswith("| ") for line in lines) == 1 + len(rows)
+    assert sum(line.startswith("| square | 4096 x 4096 x 4096 |") for line in lines) == 1
 
 
 def test_where_the_fastest_indices_of_a_contraction_are() -> None:
