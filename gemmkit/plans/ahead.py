@@ -13,7 +13,7 @@ import re
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -337,7 +337,7 @@ def exported(compiled: Compiled, operands: Mapping[str, ArrayInfo | None], folde
     return [header, *cubins, example]
 
 
-def _unused(name: str, names: Any) -> str:
+def _unused(name: str, names: Collection[str]) -> str:
     """The name, or the first of name_2, name_3, ... that is not among ``names``."""
     number, found = 1, name
     while found in names:
@@ -452,7 +452,7 @@ def _labels(launch: Launch, names: Sequence[str], first: Compiled | None) -> lis
     return labels
 
 
-def _literal(letter: str, value: Any) -> str:
+def _literal(letter: str, value: float) -> str:
     """A number in C; a float has the bits that a launch passes.
 
     >>> _literal("f", 0.1), _literal("q", -5), _literal("d", float("inf"))
@@ -496,7 +496,7 @@ def _declared(names: Sequence[str]) -> str:
 
 
 _HEADER = """\
-/* {product}, exported by gemmkit {version} for {arch}. CUDA's driver API, 12.0 or later.
+/* {product}, exported by gemmkit for {arch}. CUDA's driver API, 12.0 or later.
 
    {name}_load      loads the kernels of a folder into the current context
    {name}_fill      makes the parameters for arrays at these addresses; on the host, once as long as addresses stay
@@ -597,8 +597,6 @@ static inline CUresult {name}_run(const {name}_kernels *k, CUstream stream{decla
 
 
 def _header(name: str, compiled: Compiled, kernels: Sequence[str], taken: Sequence[_Taken]) -> str:
-    from gemmkit import __version__
-
     def each(text: str, before: str = "    if (status == CUDA_SUCCESS) status = ") -> str:
         return "\n".join(before + text.format(name=name, n=n, passed=passed) for n in range(len(kernels)))
 
@@ -606,7 +604,7 @@ def _header(name: str, compiled: Compiled, kernels: Sequence[str], taken: Sequen
     passed = "".join(f", {one.name}" for one in taken)
     stack = f", {call.products} products" if call.products != 1 else ""
     return _HEADER.format(
-        name=name, upper=upper, product=f"A product of {call.M} x {call.N} x {call.K} (M, N, K){stack}", version=__version__,
+        name=name, upper=upper, product=f"A product of {call.M} x {call.N} x {call.K} (M, N, K){stack}",
         arch=target.arch_name, entry=ENTRY, kernels="\n".join(kernels), count=len(kernels), passed=passed,
         declared=_declared([one.name for one in taken]),
         arrays="\n".join(f"   {one.name}: {one.text}; at a multiple of {one.alignment} bytes" for one in taken),
