@@ -57,8 +57,9 @@ def squares(rows: Sequence[Row]) -> list[str]:
 
 
 def counted(counts: Mapping[str, Mapping[str, float]]) -> list[str]:
-    names = dict.fromkeys(name for one in counts.values() for name in one if name not in ("seconds", "kernels"))
     given = [counts.get(one, {}) for one in COUNTED]
+    names = [name for name in dict.fromkeys(name for one in given for name in one)            # of pipes, their sum alone
+             if name not in ("seconds", "kernels") and not name.startswith("tensor instructions _")]
     rows = [[name, *(f"{one[name]:,.0f}" if name in one else "-" for one in given)] for name in names]
     return ["Counts of one launch, by `python -m bench.counted` (ncu):", "", *table(["", *COUNTED.values()], rows)]
 
