@@ -1,4 +1,4 @@
-"""Tables of mixed.json (with counts.json) and of rivals.json, which `python -m bench.asked --into` writes into pages.
+"""Tables of mixed.json (with ncu/diagonal.json) and of rivals.json, which `python -m bench.asked --into` writes into pages.
 
 They stand in docs/experiments.md and docs/peers.md, each between the marks that `marks` gives.
 """
@@ -129,7 +129,7 @@ def failures(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_mixed(results: Path) -> Iterator[str]:
-    counts = results / "counts.json"
+    counts = results / "ncu" / "diagonal.json"
     return mixed(report.read(results / "mixed.json"), json.loads(counts.read_text()) if counts.exists() else {})
 
 

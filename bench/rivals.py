@@ -1,7 +1,7 @@
 """Other ways to compute the rows of `bench.experiments.versus`: Triton, PyTorch eager, scripted and compiled, attentions.
 
 `RIVALS` has, for each work, makers by the names that results give them. A maker takes the row's case and its operands, and
-returns a call that writes ``x.peer_out``. What is not installed raises ImportError, which the result file keeps.
+returns a call that writes ``x.peer_out``.
 """
 
 from __future__ import annotations
@@ -137,25 +137,12 @@ def _triton(name: str, *of: str) -> Maker:
     return make
 
 
-def flash_attention_4(case: Any, x: Any) -> Call:
-    from flash_attn.cute import flash_attn_func
-
-    q, k, v = (one.transpose(1, 2) for one in (x.q, x.k, x.v))
-    return _into(x, lambda: flash_attn_func(q, k, v, causal=case.work == "causal")[0].transpose(1, 2))
-
-
-def quack_gemm(case: Any, x: Any) -> Call:
-    from quack.gemm_interface import gemm
-
-    return _into(x, lambda: gemm(x.a, x.b))
-
-
 ATTENTION: dict[str, Maker] = {
     "Triton": _triton("attention", "q", "k", "v", "peer_out"), "cuDNN": _sdpa("CUDNN_ATTENTION"),
-    "FlashAttention-2": _sdpa("FLASH_ATTENTION"), "FlashAttention-4": flash_attention_4,
+    "FlashAttention-2": _sdpa("FLASH_ATTENTION"),
 }
 RIVALS: dict[str, dict[str, Maker]] = {
-    "square": {"Triton": _triton("product", "a", "b", "peer_out"), "cuBLAS": _cublas, "QuACK": quack_gemm},
+    "square": {"Triton": _triton("product", "a", "b", "peer_out"), "cuBLAS": _cublas},
     "glu": {"Triton": _triton("gated", "a", "w", "v", "peer_out"), "PyTorch": _of_glu("eager"),
             "torch.compile": _of_glu("compiled")},
     "row sums of a": {"Triton": _triton("with_sums", "a", "b", "peer_out", "found2"), "cuBLAS, then a kernel": _with_sums},
@@ -173,11 +160,7 @@ def names(work: str) -> list[str]:
 
 
 def make(case: Any, name: str, x: Any) -> Call:
-    """A call of the rival for one input set.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """A call of the rival for one input set. Raises ImportError if it is not installed."""
     return RIVALS[case.work.partition(",")[0]][name](case, x)
 
 
