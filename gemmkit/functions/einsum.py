@@ -167,8 +167,8 @@ def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: di
 #   all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`, ``comb``). If tensors are
 #   equally large, it is two or three such vectors, because memory moves sectors of 32 bytes.
 # * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
-#   comes first, and eight elements of the other: copies of 16 bytes are asked for together where they are neighbours in shared
-#   memory, too.
+#   comes first, and eight elements of the other: copies of 16 bytes are asked for together where they are neighbours in
+#   shared memory, too.
 # * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
 #   first: parts of sectors cost more to write than to read.
 # * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
@@ -610,8 +610,8 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple[Any, .
         return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
                        second == 2 and d_is_little, is_reread)
 
-    # On the ordinary units, which multiply numbers of 4 bytes and more, such a K takes longer than D, moved element by element:
-    # A and B lead alone.
+    # On the ordinary units, which multiply numbers of 4 bytes and more, such a K takes longer than D, moved element by
+    # element: A and B lead alone.
     d_is_little = min(arrays[0][2], arrays[1][2]) >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG
     m, n, k = group("m", 0, 2), group("n", 1, 2), group("k", 0, 1)
     views, rows = [], []
