@@ -72,16 +72,7 @@ from gemmkit.kernels.sm90.routes import (
     Tma,
     TmaProducer,
 )
-from gemmkit.kernels.sm90.store import (
-    MOST_C,
-    DirectStore,
-    SubtileStore,
-    TileStore,
-    TmaStore,
-    VectorStore,
-    refuses_tma,
-    store_for,
-)
+from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
 from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, kind
@@ -341,20 +332,6 @@ class Sm90Spec(Spec):
     @cached_property
     def has_parts(self) -> bool:
         return self.operator.sums > 1
-
-    @cached_property
-    def finished_at_once(self) -> int:
-        """How many of D's subtiles are finished at once, if C's numbers for a fragment do not fit beside the sums of several
-        parts: its loads set out together, and would be spilled (860 bytes of complex float32; 296 in lots of `MOST_C`
-        registers, 0 in lots of half of it). 0: all."""
-        store = self.store
-        if not (self.has_c and self.has_parts) or self.epilogue.finishes_blocks:
-            return 0
-        if not isinstance(store, SubtileStore) or type(store) not in (TmaStore, VectorStore):
-            return 0
-        registers = store.columns * self.c.layout.dtype.itemsize // 8                  # of a subtile's C
-        most = max(1, MOST_C // 2 // registers)
-        return 0 if store.count * registers <= MOST_C else max(n for n in range(1, most + 1) if store.count % n == 0)
 
     @cached_property
     def has_epilogue(self) -> bool:

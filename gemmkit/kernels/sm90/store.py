@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from gemmkit.kernels.sm90.family import Sm90Spec
 
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
-MOST_C = 64                            # registers of C that fit beside a fragment's sums of several parts
 
 
 class ConsumerPart(NamedTuple):
@@ -170,10 +169,8 @@ class SubtileStore(TileStore):
         return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
 
     def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
-        if spec.finished_at_once:
-            each(finish_subtiles, split(sums, spec.finished_at_once * (self.columns // 2)), i, spec, outputs, part)
-        else:
-            finish_subtiles(sums, 0, i, spec, outputs, part)
+        values = finished(sums, i, spec, outputs, part)
+        each(store_subtile, split(values, self.columns // 2), i, spec, outputs, part)
 
     def position(self, p: int, i: int, group: int) -> int:
         """The element where the ``p``-th subtile of the ``i``-th fragment begins."""
@@ -183,16 +180,8 @@ class SubtileStore(TileStore):
         """Store a subtile: 64 rows of ``columns`` columns."""
 
 
-def finish_subtiles(sums: tuple, q: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
-    """Finish and store the ``q``-th lot of a fragment's subtiles."""
-    first = q * spec.finished_at_once
-    there = ConsumerPart(part.group, part.m, part.n + first * spec.store.columns, part.turn)
-    values = finished(sums, i, spec, outputs, there)
-    each(store_subtile, split(values, spec.store.columns // 2), first, i, spec, outputs, part)
-
-
-def store_subtile(values: tuple, p: int, first: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
-    spec.store.subtile(values, first + p, i, spec, outputs, part)
+def store_subtile(values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    spec.store.subtile(values, p, i, spec, outputs, part)
 
 
 @dataclass(frozen=True)
