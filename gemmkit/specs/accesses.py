@@ -15,8 +15,8 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import DeviceFunctionType
 from gemmkit.lang.memory import coordinates_of
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
-from gemmkit.lang.registers import RegistersType, each, generate, join, split
-from gemmkit.lang.static import NotKnown, SplitType, known
+from gemmkit.lang.registers import RegistersType, apply, each, generate, join, split
+from gemmkit.lang.static import NotKnown, SplitType, known, traced
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.shapes import Shape, ShapeError, Step, local, shape
 from gemmkit.specs import nodes
@@ -131,9 +131,11 @@ class InGlobal(Component):
 
 @dataclass(frozen=True)
 class InPartial(InGlobal):
-    """`InGlobal` of a matrix whose tiles may reach over its edge: there are zeros, and nothing is written (section 3.4)."""
+    """`InGlobal` of an array whose tiles may reach over its edge along the axes ``checked``: there are zeros, and nothing is
+    written (section 3.4)."""
 
     dtype: Any
+    checked: tuple = (0, 1)
 
     def load(self, tensor: Tensor) -> tuple:
         if is_inside(self, tensor):
@@ -157,27 +159,36 @@ class InPartial(InGlobal):
 
 
 def is_inside(line: InPartial, tensor: Any) -> bool:
-    """Whether all of a line is in the matrix."""
-    i, j = tensor.at
-    rows, columns = tensor.storage.shape
-    down, across = line.count * (1 - line.axis) + line.axis, line.count * line.axis + 1 - line.axis
-    return i + down <= rows and j + across <= columns
+    """Whether all of a line is in the array."""
+    return _are_inside(line, tensor.at, line.count, tensor.storage.shape)
+
+
+def _are_inside(line: InPartial, at: tuple, count: int, extents: tuple) -> bool:
+    return sum(apply(_fits, line.checked, line.axis, at, count, extents)) == len(line.checked)
+
+
+def _fits(axis: int, n: int, along: int, at: tuple, count: int, extents: tuple) -> int:
+    return 1 if at[axis] + (count if axis == along else 1) <= extents[axis] else 0
+
+
+@traced
+def _onward(line: Any, at: tuple, n: Any) -> tuple:
+    """The place of a line's element ``n``."""
+    return tuple(x + n if axis == line.axis else x for axis, x in enumerate(at))
 
 
 def _element_or_zero(n: int, line: InPartial, view: Any, at: tuple) -> Any:
-    i, j = at[0] + n * (1 - line.axis), at[1] + n * line.axis
-    rows, columns = view.shape
+    place = _onward(line, at, n)
     value = convert(line.dtype, 0)
-    if i < rows and j < columns:
-        value = view[i, j]
+    if _are_inside(line, place, 1, view.shape):
+        value = view[place]
     return value
 
 
 def _store_if_there(value: Any, n: int, line: InPartial, view: Any, at: tuple) -> None:
-    i, j = at[0] + n * (1 - line.axis), at[1] + n * line.axis
-    rows, columns = view.shape
-    if i < rows and j < columns:
-        view[i, j] = value
+    place = _onward(line, at, n)
+    if _are_inside(line, place, 1, view.shape):
+        view[place] = value
 
 
 @dataclass(frozen=True)
@@ -215,7 +226,9 @@ def access_of(form: Form) -> Any:
     if not isinstance(line, Line):
         raise ValueError(f"{form} {line}")
     if form.memory == GL:
-        return InPartial(line.axis, line.count, form.dtype) if form.is_partial else InGlobal(line.axis, line.count)
+        if form.is_partial:
+            return InPartial(line.axis, line.count, form.dtype, form.partial_axes)
+        return InGlobal(line.axis, line.count)
     if form.memory == RF:
         return InRegisters(tuple(line.count if axis == line.axis else 1 for axis in range(form.rank)))
     return _shared_access(form, line)

@@ -10,14 +10,19 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component, freeze
 from gemmkit.emulator.mode import current_mode
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.functions import freeze_array
+from gemmkit.lang.functions import Frozen, Kind, freeze_array
+from gemmkit.lang.functions import kind as kind_of
+from gemmkit.lang.registers import apply
+from gemmkit.lang.static import traced
 from gemmkit.plans.launch import Launch, Put, launch_of
 from gemmkit.ptx.memory import repoint, shared
 from gemmkit.ptx.special import barrier
@@ -34,7 +39,25 @@ from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, 
 from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, ScheduleError, over, repeat
 from gemmkit.specs.nodes import THREAD as AT_THREAD
 from gemmkit.specs.nodes import WARP as AT_WARP
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, THREAD, WARP, Blocks, Form, Tensor, TensorError, Threads, allocate, on
+from gemmkit.specs.tensors import (
+    FR,
+    GL,
+    MMA,
+    RF,
+    SH,
+    THREAD,
+    WARP,
+    Along,
+    Blocks,
+    Form,
+    Grid,
+    Tensor,
+    TensorError,
+    Threads,
+    allocate,
+    on,
+    on_storage,
+)
 
 if TYPE_CHECKING:
     from gemmkit.emulator.launch import Arena
@@ -76,6 +99,7 @@ class BlockKernel:
     blocks: int
     shared_bytes: int
     blocks_per_sm: int = 1
+    takes_one: bool = False                                   # the function takes the arrays as one tuple
 
     def run(self, arrays: Sequence[ArrayParameter], stream: object = None) -> None:
         """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
@@ -97,6 +121,7 @@ class BlockKernel:
     def launchable(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], target: Any, ordinal: int = 0) -> Launchable:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
+        frozen = [in_one(frozen)] if self.takes_one else frozen
         return Launchable(self.function, [freeze(self.component), *frozen], self.threads, self.blocks, target, ordinal,
                           self.shared_bytes, blocks_per_sm=self.blocks_per_sm)
 
@@ -117,8 +142,9 @@ class BlockKernel:
         def made(_current: object) -> Launch:
             with device.made_current(ordinal):
                 kernel = self.launchable(readonly, infos, device.current(), ordinal)
-            slots = enumerate(kernel.slot(n + 1) for n in range(len(arrays)))
-            return Launch(kernel, [Put(slot, n) for n, slot in slots if slot is not None])
+            counts = [len(freeze_array(info).leaves) for info in infos]
+            slots = accumulate(counts[:-1], initial=kernel.slot(1))
+            return Launch(kernel, [Put(slot, n) for n, slot in enumerate(slots)])
 
         key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
         where = current_stream(infos[0].library, ordinal, infos[0].stream) if stream is None else as_stream_handle(stream)
@@ -146,14 +172,22 @@ class Emulated(NamedTuple):
     def emulated(self, arrays: Sequence[ArrayParameter], arena: Arena) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
-        yield self.launchable, (self.spec, *views)
+        yield self.launchable, (self.spec, *((tuple(views),) if self.kernel.takes_one else views))
+
+
+def in_one(arrays: Sequence[Frozen]) -> Frozen:
+    """Arrays as one argument, a tuple."""
+    text = ", ".join(str(array.kind) for array in arrays)
+    make = lambda: nb.types.BaseTuple.from_types([array.type for array in arrays])  # noqa: E731
+    made = kind_of(("tuple", text), lambda: Kind(f"({text})", make))
+    return Frozen(made, str(made), [leaf for array in arrays for leaf in array.leaves],
+                  [info for array in arrays for info in array.arrays])
 
 
 def example(shape: Sequence[int], dtype: np.dtype, order: str = "row") -> ArrayInfo:
-    """A matrix that is not there: what a kernel is compiled for without arrays."""
-    rows, columns = shape
-    strides = (columns, 1) if order == "row" else (1, rows)
-    return ArrayInfo(2**20, (rows, columns), strides, np.dtype(dtype), 0, False, "cupy")
+    """An array that is not there, the last dimension ("row") or the first fastest: what is compiled for without arrays."""
+    ahead = [math.prod(shape[n + 1:] if order == "row" else shape[:n]) for n in range(len(shape))]
+    return ArrayInfo(2**20, tuple(shape), tuple(ahead), np.dtype(dtype), 0, False, "cupy")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -182,13 +216,44 @@ def example(shape: Sequence[int], dtype: np.dtype, order: str = "row") -> ArrayI
 
 @dataclass(frozen=True)
 class Decomposition(Component):
-    """What the kernel is specialised by: the function, with the shapes that it is given."""
+    """What the kernel is specialised by: the function, with the shapes that it is given. ``along`` has, for each dimension
+    of a grid that is known at run time, (array, axis, step), or (count, 0, 0)."""
 
     without_value: ClassVar[tuple[str, ...]] = ("function",)
     function: Any
-    blocks: Blocks
+    blocks: Any
+    along: tuple
     threads: Threads
     forms: tuple
+
+
+def decomposed(spec: Any, arrays: tuple) -> None:
+    """A kernel whose grid is known."""
+    spec.function(spec.blocks, spec.threads, *tensors_on(arrays, spec.forms))
+
+
+def decomposed_at_run_time(spec: Any, arrays: tuple) -> None:
+    spec.function(grid_of(arrays[0], apply(_count, spec.along[1:], arrays)), spec.threads, *tensors_on(arrays, spec.forms))
+
+
+def _count(along: tuple, n: int, arrays: tuple) -> int:
+    which, axis, step = along
+    return over(arrays[which].shape[axis], step) if step > 0 else which
+
+
+@traced
+def grid_of(storage: Any, counts: tuple) -> Grid:
+    return Grid(storage, counts)
+
+
+@traced
+def tensors_on(arrays: tuple, forms: tuple) -> tuple:
+    return tuple(map(on_storage, arrays, forms))
+
+
+#: Of an extent along which a kernel loops what is known is that this many, or a part of them, divide it.
+DIVISOR = 256
+MOST_BLOCKS = 2**31 - 1
 
 
 class SpecKernel:
@@ -196,65 +261,112 @@ class SpecKernel:
 
     def __init__(self, function: Any, grid: tuple, block: tuple, shared_bytes: int):
         self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self._function, self._threads, self._shared_bytes = function, Threads((Shape(block),)), shared_bytes
         notes = inspect.get_annotations(function, eval_str=True)
         self.names = tuple(inspect.signature(function).parameters)[2:]            # behind blocks and threads
-        self.forms: tuple[Any, ...] = tuple(notes.get(name) for name in self.names)
-        wrong = next((name for name, form in zip(self.names, self.forms) if not isinstance(form, Form) or form.memory != GL),
-                     None)
-        if wrong is not None or len(self.forms) not in _ENTRIES:
-            raise TensorError(f"{self.__name__}({wrong or ''}): annotate each of 1 to {max(_ENTRIES)} tensors with its "
-                              "type, for example T[64, 64].fp16.GL")
-        decomposition = Decomposition(function, Blocks((Shape(grid),)), Threads((Shape(block),)), self.forms)
-        self._kernel = BlockKernel(_ENTRIES[len(self.forms)], decomposition, math.prod(block), math.prod(grid), shared_bytes)
+        self.grid = tuple(Along(x, 1) if isinstance(x, str) else x for x in grid)
+        steps = {x.name: x.step for x in self.grid if isinstance(x, Along)}
+        self.forms: tuple[Any, ...] = tuple(self._form(name, notes.get(name), steps) for name in self.names)
+        if not self.forms:
+            raise TensorError(f"{self.__name__}: give at least one tensor, for example A: T[64, 64].fp16.GL")
+        known = {of.name for form in self.forms for of in form.names if of is not None}
+        for x in self.grid:
+            if isinstance(x, Along) and (x.name not in known or x.step != steps[x.name]):
+                why = f"goes along it in steps of {steps[x.name]} too" if x.name in known else (
+                    f"no tensor has an extent of that name (they have {', '.join(sorted(known)) or 'none'})")
+                raise TensorError(f"{self.__name__}: grid={grid}: {x.name}: {why}")
+        self._kernels: dict[tuple, Any] = {}
+
+    def _form(self, parameter: str, form: Any, steps: dict[str, int]) -> Form:
+        if not isinstance(form, Form) or form.memory != GL:
+            raise TensorError(f"{self.__name__}({parameter}): annotate each tensor with its type, for example "
+                              "T[64, 64].fp16.GL")
+        unnamed = any(extent is None and not (form.names and form.names[n]) for n, extent in enumerate(form.extents))
+        if unnamed:
+            raise TensorError(f"{self.__name__}({parameter}): {form} has an extent that is known at run time and has no "
+                              'name; write it, T["M", 64], and let the grid go along it: grid=(cdiv("M", 64),)')
+        return form.replaced(names=tuple(of and of._replace(step=steps.get(of.name)) for of in form.names))
 
     def __call__(self, *arrays: object, stream: object = None) -> None:
         """Run it on arrays, in the order of the tensors. Raises ValueError and TypeError for arrays that are not of their
-        types, before anything is compiled."""
+        types, or whose extents of one name differ, before anything is compiled."""
         if len(arrays) != len(self.forms):
             raise TypeError(f"{self.__name__} takes {len(self.forms)} arrays, not {len(arrays)}")
+        sizes: dict[str, tuple[int, str]] = {}
         for name, form, array in zip(self.names, self.forms, arrays):
             info = describe(array, name)
             if len(info.shape) != form.rank or any(e not in (None, size) for e, size in zip(form.extents, info.shape)):
                 raise ValueError(f"{name} has shape {info.shape}, and its type is {form}")
             if info.dtype != form.dtype:
                 raise TypeError(f"{name} has dtype {info.dtype}, and its type is {form}")
-        self._kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
+            for of, size in zip(form.names, info.shape):
+                if of is not None and sizes.setdefault(of.name, (size, name))[0] != size:
+                    raise ValueError(f"{name} has shape {info.shape}, and {of.name} is {sizes[of.name][0]} in "
+                                     f"{sizes[of.name][1]}; extents of one name must be equal")
+                if size >= 2**31:
+                    raise ValueError(f"{name} has shape {info.shape}; extents that are known at run time are below 2**31")
+        kernel = self._kernel({name: size for name, (size, _) in sizes.items()})
+        if kernel.blocks:                                     # no block has nothing to do
+            kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
 
-    def compile(self, *orders: str) -> Code:
-        """PTX and machine code for an H100, without a GPU; each matrix is row-major, or as ``orders`` ("row", "col") say."""
+    def _kernel(self, sizes: dict[str, int]) -> BlockKernel:
+        """The kernel for these sizes, and all that have as much in common with the tiles' steps."""
+        counts = tuple(-(-sizes[x.name] // x.step) if isinstance(x, Along) else x for x in self.grid)
+        if (blocks := math.prod(counts)) > MOST_BLOCKS:
+            raise ValueError(f"{self.__name__}: {' x '.join(map(str, counts))} blocks are needed; a grid has {MOST_BLOCKS} "
+                             "at most")
+        divisors = {of.name: math.gcd(sizes[of.name], of.step or DIVISOR) for form in self.forms for of in form.names if of}
+        forms = tuple(form.replaced(names=tuple(of and of._replace(divisor=divisors[of.name]) for of in form.names))
+                      for form in self.forms)
+        if forms not in self._kernels:
+            if any(isinstance(x, Along) for x in self.grid):
+                made = Decomposition(self._function, None, tuple(map(self._along, self.grid)), self._threads, forms)
+            else:
+                made = Decomposition(self._function, Blocks((Shape(self.grid),)), (), self._threads, forms)
+            entry = decomposed if made.blocks is not None else decomposed_at_run_time
+            self._kernels[forms] = BlockKernel(entry, made, self._threads.size, 0, self._shared_bytes, takes_one=True)
+        return dataclasses.replace(self._kernels[forms], blocks=blocks)
+
+    def _along(self, dimension: Any) -> tuple[int, int, int]:
+        if not isinstance(dimension, Along):
+            return dimension, 0, 0
+        return *next((n, axis) for n, form in enumerate(self.forms) for axis, of in enumerate(form.names)
+                     if of is not None and of.name == dimension.name), dimension.step
+
+    def compile(self, *orders: str, **sizes: int) -> Code:
+        """PTX and machine code for an H100, without a GPU; each array is row-major, or as ``orders`` ("row", "col") say, and
+        extents with names are ``sizes`` (4096 if they are not given)."""
         orders = orders or ("row",) * len(self.forms)
-        infos = [example([e or 4096 for e in form.extents], form.dtype, order) for form, order in zip(self.forms, orders)]
-        return self._kernel.compile((False,) * len(infos), infos)
+        sizes = {of.name: sizes.get(of.name, 4096) for form in self.forms for of in form.names if of is not None}
+        infos = [example([sizes[of.name] if of is not None else extent
+                          for of, extent in zip(form.names or (None,) * form.rank, form.extents)], form.dtype, order)
+                 for form, order in zip(self.forms, orders)]
+        return self._kernel(sizes).compile((False,) * len(infos), infos)
 
 
 def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
     """Decorate a function of (blocks, threads, tensors...): ``grid`` and ``block`` are the shapes of its blocks and threads.
 
-    Raises TensorError where a tensor is not annotated with its type.
+    A dimension of the grid is a number, an extent's name (a block for each element), or ``cdiv("M", 64)``: a block for each
+    64 of M. Tiles that reach over an array's edge are predicated: reads give zeros there, and nothing is written.
+
+    Raises TensorError if a tensor is not annotated with its type, an extent that is known at run time has no name, or the
+    grid names an extent that no tensor has.
+
+    >>> from gemmkit import specs
+    >>> from gemmkit.specs import T, cdiv
+    >>> @specs.kernel(grid=(cdiv("M", 8),), block=(4,))
+    ... def double(blocks, threads, X: T["M"].fp32.GL, Y: T["M"].fp32.GL):
+    ...     (m,), (lane,) = blocks.indices(), threads.indices()
+    ...     x, y = X.tile(8)[m].tile(2)[lane], Y.tile(8)[m].tile(2)[lane]
+    ...     specs.BinaryPointwise("+", threads.scalar(), x, x, y)
+    >>> x, y = np.arange(9, dtype=np.float32), np.zeros(9, np.float32)
+    >>> with gemmkit.emulate():
+    ...     double(x, y)                                          # the second block has one element
+    >>> float(y[8])
+    16.0
     """
     return lambda function: SpecKernel(function, grid, block, shared_bytes)
-
-
-# -- entries ----------------------------------------------------------------------------------------------------------
-
-def _one(spec: Any, a: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]))
-
-
-def _two(spec: Any, a: Any, b: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]))
-
-
-def _three(spec: Any, a: Any, b: Any, c: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]), on(c, spec.forms[2]))
-
-
-def _four(spec: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]), on(c, spec.forms[2]),
-                  on(d, spec.forms[3]))
-
-
-_ENTRIES = {1: _one, 2: _two, 3: _three, 4: _four}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ that is touched (bounds, alignment, races).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +31,7 @@ from gemmkit.lang.scalars import WeakIntLiteral, i32
 from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, known, lowered, traced, type_of
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import block_x, thread_index
+from gemmkit.ptx.special import block_x, thread_index, udiv
 from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, local, shape, span
 
 # --------------------------------------------------------------------------------------------------
@@ -75,23 +77,34 @@ class FragmentRole:
         return self.accumulator if self.operand == "c" else self.input
 
 
+class NamedExtent(NamedTuple):
+    """An extent that is known at run time, a multiple of ``divisor``. Tensors with one ``name`` have the same. The grid goes
+    along it in tiles of ``step`` elements (None: a loop does), which may reach over the edge (``is_partial``)."""
+
+    name: str
+    step: int | None = None
+    divisor: int = 1
+    is_partial: bool = False
+
+
 class Form(Static):
     """What is known of a tensor: see the module.
 
     ``levels`` are shapes, the outermost first; an index removes one. ``unit`` is the axis of a global matrix along which
     elements are neighbours, and ``alignment`` the alignment of its rows in bytes. ``rank`` is the number of coordinates of
     the storage. ``swizzle`` permutes the places of elements in shared memory. If a matrix ``is_partial``, tiles reach over
-    its edge (section 3.4): reads give zeros there, and nothing is written.
+    its edge (section 3.4): reads give zeros there, and nothing is written. ``names`` has, for each axis of the storage, its
+    `NamedExtent` or None.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: np.dtype, layout: Shape | None = None,
                  unit: int | None = None, alignment: int = 16, role: FragmentRole | None = None, rank: int | None = None,
-                 is_partial: bool = False, swizzle: Swizzle = NONE):
+                 is_partial: bool = False, swizzle: Swizzle = NONE, names: tuple = ()):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
         self.rank, self.is_partial = levels[0].rank if rank is None else rank, is_partial
-        self.swizzle = swizzle
-        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle)
+        self.swizzle, self.names = swizzle, names
+        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle, names)
         self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
@@ -104,6 +117,7 @@ class Form(Static):
         said = ".".join(map(repr, self.levels))
         further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
         further += (", partial" if self.is_partial else "") + (f", {self.swizzle}" if self.swizzle.terms else "")
+        further += f", {self.names}" if self.names else ""
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -134,11 +148,26 @@ class Form(Static):
         assert self.layout is not None
         return (1 + sum(map(span, self.layout.modes))) * self.itemsize
 
+    @property
+    def partial_axes(self) -> tuple[int, ...]:
+        """The axes of the storage along which tiles reach over the edge."""
+        return tuple(n for n, name in enumerate(self.names) if name is not None and name.is_partial) if self.names else (
+            tuple(range(self.rank)) if self.is_partial else ())
+
+    def counted(self, axis: int) -> tuple[int, int, int]:
+        """(how many elements or tiles the outermost level has along a dimension as far as is known, the axis of the storage
+        along which the others are, the step of those); the last is 0 if all are known."""
+        if not 0 <= axis < len(self.extents):
+            raise TensorError(f"{self} has {len(self.extents)} dimensions, and none is number {axis}")
+        modes = self.shape.modes[axis]
+        known = math.prod(extent for extent, _ in modes if extent is not None)
+        return known, *next(((along, step) for along, step in _runs(modes)), (0, 0))
+
     # -- the algebra: every result is made once ---------------------------------------------------------------------
 
     def replaced(self, **changed: Any) -> Form:
         """The form with other fields."""
-        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle"
+        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle", "names"
         fields = dict(zip(names, self._parts))
         return Form(**{**fields, **changed})
 
@@ -156,7 +185,8 @@ class Form(Static):
         return self.replaced(layout=made)
 
     def tile(self, *tilers: object) -> Form:
-        """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay."""
+        """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay. Raises ShapeError; TensorError
+        if a grid goes along the tensor in other steps."""
         return _tiled(self, tilers)
 
     def reshape(self, *extents: int, order: str = "row") -> Form:
@@ -176,7 +206,23 @@ class Form(Static):
 @lru_cache(maxsize=8192)
 def _tiled(form: Form, tilers: tuple) -> Form:
     outer, inner = form.shape.tile(*tilers)
-    return form.replaced(levels=(outer, inner, *form.levels[1:]))
+    names = form.names
+    for along, step in (run for dim in outer.modes for run in _runs(dim)):
+        of = names[along] if names else None
+        if of is not None and of.divisor % step:
+            names = (*names[:along], of._replace(is_partial=True), *names[along + 1:])
+    made = form.replaced(levels=(outer, inner, *form.levels[1:]), names=names,
+                         is_partial=form.is_partial or names != form.names)
+    if names:
+        _check_steps(made)
+    return made
+
+
+def _runs(dim: Any) -> Iterator[tuple[int, int]]:
+    """(axis of the storage, step) of each part of a dimension whose extent is known at run time."""
+    for extent, stride in dim:
+        if extent is None:
+            yield next((axis, int(step)) for axis, step in enumerate(stride) if step)
 
 
 @lru_cache(maxsize=1024)
@@ -226,7 +272,8 @@ def line_of(form: Form) -> Line | str:
 class T:
     """A tensor's type as one writes it: ``T[1024, 1024].fp16.GL``; ``T[...]`` of one element is ``T[()]``.
 
-    An extent of ``None`` is known at run time (section 3.4). In SH elements lie row-major, unless `Form.stored` says
+    An extent of ``None``, or with a name (``T["M", 64]``: tensors of a kernel that have the same name have the same extent),
+    is known at run time (section 3.4). In SH elements lie row-major, unless `Form.stored` says
     otherwise. Raises AttributeError for an unknown element type or memory.
 
     >>> T[None, 64].fp32.GL.extents
@@ -243,8 +290,13 @@ class T:
         if name in _NAMES and self.dtype is None:
             return replace(self, dtype=np.dtype(_NAMES[name]))
         if name in (GL, SH, RF) and self.dtype is not None:
-            layout = Shape(self.extents) if name == SH else None
-            return Form((local(*self.extents),), name, self.dtype, layout)
+            extents = tuple(None if isinstance(e, str) else e for e in self.extents)
+            if name != GL and extents != self.extents:
+                raise TensorError(f"T{list(self.extents)}.{name}: extents with names are known at run time, and tensors in "
+                                  f"{name} need numbers")
+            names = tuple(NamedExtent(e) if isinstance(e, str) else None for e in self.extents)
+            return Form((local(*extents),), name, self.dtype, Shape(extents) if name == SH else None,
+                        names=names if any(names) else ())
         known = f"a memory ({GL}, {SH}, {RF})" if self.dtype is not None else f"an element type ({', '.join(_NAMES)})"
         raise AttributeError(f"T{list(self.extents)}.{name}: write {known}")
 
@@ -257,6 +309,7 @@ class Tensor(Split):
     """A tensor: ``form`` is what is known, ``storage`` what it stands on, ``base`` and ``offset`` where it begins there."""
 
     __slots__ = ("base", "form", "offset", "storage")
+    device_methods: ClassVar[tuple[str, ...]] = ("size",)
 
     def __init__(self, form: Form, storage: Any, base: tuple, offset: tuple):
         self.form, self.storage, self.base, self.offset = form, storage, base, offset
@@ -295,6 +348,14 @@ class Tensor(Split):
         form, key = self.form, key if isinstance(key, tuple) else (key,)
         _check(form, key)
         return self._moved(form.inner, form.shape(*key), len(form.levels) > 1)
+
+    def size(self, axis: int) -> int:
+        """How many elements, or tiles, the outermost level has along a dimension, also where that is known at run time
+        (device code)."""
+        count, along, step = self.form.counted(axis)
+        if step == 0:
+            return count
+        return count * udiv(self.storage.shape[along] + step - 1, step)
 
     def seen_as(self, form: Form) -> Tensor:
         """What is here under another form: of a matrix that all workers have together, one's own part."""
@@ -356,11 +417,22 @@ def _check(form: Form, key: tuple) -> None:
     for i, extent in zip(key, extents):
         if extent is not None and not isinstance(i, Number) and not 0 <= i < extent:
             raise TensorError(f"{form} is indexed with {tuple(map(int, key))}, which is outside of it")
+    if form.names:
+        _check_steps(form)
+
+
+def _check_steps(form: Form) -> None:
+    """Raise TensorError if the outermost level goes along an extent in other steps than the grid."""
+    for along, step in (run for dim in form.shape.modes for run in _runs(dim)):
+        of = form.names[along]
+        if of.step not in (None, step):
+            raise TensorError(f"{form}: {of.name} goes along the grid in steps of {of.step}, and here in steps of {step}; "
+                              f"tile it by {of.step} first, or give the grid cdiv({of.name!r}, {step})")
 
 
 # -- from storage -----------------------------------------------------------------------------------------------------
 
-def _on(storage: Any, form: Form) -> Tensor:
+def on_storage(storage: Any, form: Form) -> Tensor:
     """The tensor of a form at the beginning of a storage: a global array, a pointer into shared memory, registers.
 
     Raises TensorError where dtype or number of dimensions are not the storage's.
@@ -378,7 +450,7 @@ def _on(storage: Any, form: Form) -> Tensor:
     return Tensor(form, storage, (0,) * rank, (0,) * rank)
 
 
-on = traced(_on)
+on = traced(on_storage)
 on.__name__ = "on"
 
 
@@ -517,6 +589,52 @@ class Blocks(Threads):
     def local(self) -> int:
         """This block's number in its innermost group (device code)."""
         return self.inner.places(block_x())[0]
+
+
+class Grid(Split):
+    """Blocks of a grid whose extents are known at run time: ``counts`` are those of all dimensions but the first."""
+
+    __slots__ = ("counts", "storage")
+    device_methods: ClassVar[tuple[str, ...]] = ("indices",)
+
+    def __init__(self, storage: Any, counts: tuple):
+        self.storage, self.counts = storage, counts
+
+    def __split__(self) -> tuple[Any, Any, tuple]:
+        return len(self.counts), self.storage, self.counts
+
+    @classmethod
+    def __of_parts__(cls, static: Any, storage: Any, numbers: tuple) -> Grid:
+        return cls(storage, numbers)
+
+    def places(self, number: Any) -> tuple:
+        """The coordinates of a block's number, the last fastest."""
+        out: tuple = ()
+        for count in reversed(self.counts):
+            number, out = number // count, (number % count, *out)
+        return number, *out
+
+    def indices(self) -> tuple:
+        """This block's coordinates (device code)."""
+        return self.places(block_x())
+
+
+class Along(NamedTuple):
+    """A dimension of a grid: as many blocks as tiles of ``step`` cover the extent ``name``."""
+
+    name: str
+    step: int
+
+
+def cdiv(name: str, step: int) -> Along:
+    """A dimension of a grid that goes along an extent with a name, in steps of so many elements. Raises TensorError.
+
+    >>> cdiv("M", 64)
+    Along(name='M', step=64)
+    """
+    if not isinstance(name, str) or type(step) is not int or step < 1:
+        raise TensorError(f"cdiv({name!r}, {step!r}): give an extent's name and a number of at least 1, as in cdiv('M', 64)")
+    return Along(name, step)
 
 
 def threads(*dims: int) -> Threads:

@@ -33,5 +33,5 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 13
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 14
     assert printed == shown
