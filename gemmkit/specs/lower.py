@@ -17,6 +17,11 @@ import numpy as np
 
 from gemmkit.components import Component, freeze
 from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.collectives.pipeline import CLUSTER as PER_CLUSTER
+from gemmkit.kernels.collectives.pipeline import THREAD as PER_THREAD
+from gemmkit.kernels.collectives.pipeline import Pipeline
+from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, freeze_array
@@ -24,8 +29,6 @@ from gemmkit.lang.functions import kind as kind_of
 from gemmkit.lang.registers import apply
 from gemmkit.lang.static import traced
 from gemmkit.plans.launch import Launch, Put, launch_of
-from gemmkit.ptx.memory import repoint, shared
-from gemmkit.ptx.special import barrier
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import describe
@@ -35,10 +38,11 @@ from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import accesses, nodes
 from gemmkit.specs import nodes as steps
 from gemmkit.specs.accesses import NoAtom, instruction
-from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, wait
-from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, ScheduleError, over, repeat
+from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, ring_stages
+from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, CopiedStages, LoopedAhead, RegisterStages, ScheduleError, over
 from gemmkit.specs.nodes import THREAD as AT_THREAD
 from gemmkit.specs.nodes import WARP as AT_WARP
+from gemmkit.specs.nodes import WARPGROUP as AT_WARPGROUP
 from gemmkit.specs.tensors import (
     FR,
     GL,
@@ -47,15 +51,14 @@ from gemmkit.specs.tensors import (
     SH,
     THREAD,
     WARP,
+    WARPGROUP,
+    WR,
     Along,
     Blocks,
     Form,
     Grid,
-    Tensor,
     TensorError,
     Threads,
-    allocate,
-    on,
     on_storage,
 )
 
@@ -100,6 +103,8 @@ class BlockKernel:
     shared_bytes: int
     blocks_per_sm: int = 1
     takes_one: bool = False                                   # the function takes the arrays as one tuple
+    maps: tuple = ()                                          # (which array, `nodes.RingStages`) of tensor maps
+    cluster: int = 1
 
     def run(self, arrays: Sequence[ArrayParameter], stream: object = None) -> None:
         """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
@@ -122,8 +127,14 @@ class BlockKernel:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
         frozen = [in_one(frozen)] if self.takes_one else frozen
-        return Launchable(self.function, [freeze(self.component), *frozen], self.threads, self.blocks, target, ordinal,
-                          self.shared_bytes, blocks_per_sm=self.blocks_per_sm)
+        maps = [slot.frozen for slot in self.map_slots(infos)]
+        return Launchable(self.function, [freeze(self.component), *frozen, *maps], self.threads, self.blocks, target,
+                          ordinal, self.shared_bytes, self.cluster, blocks_per_sm=self.blocks_per_sm)
+
+    def map_slots(self, infos: Sequence[ArrayInfo]) -> list[Any]:
+        """Its tensor maps, of arrays like these."""
+        return [TensorMapSlot(which, n, infos[which], stages.axis, stages.map_spec)
+                for n, (which, stages) in enumerate(self.maps)]
 
     def compile(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo]) -> Code:
         """PTX and machine code for an H100, without a GPU."""
@@ -143,8 +154,11 @@ class BlockKernel:
             with device.made_current(ordinal):
                 kernel = self.launchable(readonly, infos, device.current(), ordinal)
             counts = [len(freeze_array(info).leaves) for info in infos]
-            slots = accumulate(counts[:-1], initial=kernel.slot(1))
-            return Launch(kernel, [Put(slot, n) for n, slot in enumerate(slots)])
+            first: Any = kernel.slot(1)
+            maps = self.map_slots(infos)
+            places: Any = kernel.slots[len(kernel.slots) - len(maps):]
+            return Launch(kernel, [*(Put(slot, n) for n, slot in enumerate(accumulate(counts[:-1], initial=first))),
+                                   *(Put(slot, one.which, encoder=one.encoder) for slot, one in zip(places, maps))])
 
         key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
         where = current_stream(infos[0].library, ordinal, infos[0].stream) if stream is None else as_stream_handle(stream)
@@ -172,7 +186,8 @@ class Emulated(NamedTuple):
     def emulated(self, arrays: Sequence[ArrayParameter], arena: Arena) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
-        yield self.launchable, (self.spec, *((tuple(views),) if self.kernel.takes_one else views))
+        maps = [arena.map(slot, views[slot.which]) for slot in self.kernel.map_slots(self.infos)]
+        yield self.launchable, (self.spec, *((tuple(views),) if self.kernel.takes_one else views), *maps)
 
 
 def in_one(arrays: Sequence[Frozen]) -> Frozen:
@@ -369,132 +384,12 @@ def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
     return lambda function: SpecKernel(function, grid, block, shared_bytes)
 
 
-# --------------------------------------------------------------------------------------------------
-# ``.prefetch``: what a step of a loop over K multiplies is brought during the step before (double buffering).
-#
-# Each of A and B has two stages in shared memory. A step begins with a barrier: its stage is full, and the other one has
-# been read. Then the next step's elements are asked for: by cp.async (`CopiedStages`), which is waited for before the next
-# barrier, or by loads to each thread's registers (`RegisterStages`), which are stored behind the step's products.
-
-@dataclass(frozen=True)
-class OperandStages(Component):
-    """An operand's two stages, ``nbytes`` each from ``offset`` on."""
-
-    form: Any
-    dtype: Any
-    offset: int
-    nbytes: int
-
-    def stage(self, i: int) -> Any:
-        """Where step ``i`` lies."""
-        return repoint(shared(self.dtype, self.offset), self.dtype, (i & 1) * self.nbytes)
-
-
-@dataclass(frozen=True)
-class CopiedStages(OperandStages):
-    """By cp.async: ``implementation`` starts the copies of a thread."""
-
-    implementation: Any
-
-    is_copied = True
-
-    def begin(self, i: int, source: Tensor, held: Tensor) -> None:
-        self.implementation.run((source, on(self.stage(i), self.form)))
-
-    def end(self, i: int, held: Tensor) -> None:
-        pass
-
-    @property
-    def registers(self) -> Any:
-        """Of which nothing is used."""
-        return Form((local(1, 1),), RF, self.dtype)
-
-
-@dataclass(frozen=True)
-class RegisterStages(OperandStages):
-    """By registers: ``load`` fills them, ``store`` empties them. Of ``allocated`` each thread has its own; all together they
-    are ``seen``."""
-
-    allocated: Any
-    seen: Any
-    load: Any
-    store: Any
-
-    is_copied = False
-
-    def begin(self, i: int, source: Tensor, held: Any) -> None:
-        self.load.run((source, held.seen_as(self.seen)))
-
-    def end(self, i: int, held: Any) -> None:
-        self.store.run((held.seen_as(self.seen), on(self.stage(i), self.form)))
-
-    @property
-    def registers(self) -> Any:
-        return self.allocated
-
-
-@dataclass(frozen=True)
-class LoopedAhead(Component):
-    """``.split(k)`` with both moves ``.prefetch``; ``count`` 0 is known at run time."""
-
-    k: int
-    count: int
-    is_unrolled: bool
-    a: Any
-    b: Any
-    inner: Any
-
-    def run(self, operands: tuple) -> None:
-        a_held, b_held = allocate(self.a.registers), allocate(self.b.registers)
-        begin(self, operands, 0, a_held, b_held)
-        end(self, 0, a_held, b_held)
-        if self.is_unrolled:
-            repeat(self.count, one_step, self, operands, self.count, a_held, b_held)
-        elif self.count > 0:
-            for i in range(self.count):
-                one_step(i, self, operands, self.count, a_held, b_held)
-        else:
-            count = over(operands[0].storage.shape[1], self.k)
-            for i in range(count):
-                one_step(i, self, operands, count, a_held, b_held)
-        barrier()                                             # who comes after may use the memory
-
-    @property
-    def has_copies(self) -> bool:
-        return self.a.is_copied or self.b.is_copied
-
-
-def one_step(i: int, node: LoopedAhead, operands: tuple, count: int, a_held: Tensor, b_held: Tensor) -> None:
-    # 1. The step is there: this thread's copies, then all threads'; and the other stage has been read.
-    if node.has_copies:
-        wait()
-    barrier()
-    # 2. The next one is asked for.
-    if i + 1 < count:
-        begin(node, operands, i + 1, a_held, b_held)
-    # 3. Products.
-    node.inner.run((on(node.a.stage(i), node.a.form), on(node.b.stage(i), node.b.form), operands[2]))
-    # 4. What has come to registers goes to the other stage.
-    if i + 1 < count:
-        end(node, i + 1, a_held, b_held)
-
-
-def begin(node: LoopedAhead, operands: tuple, i: int, a_held: Tensor, b_held: Tensor) -> None:
-    """Ask for step ``i``."""
-    node.a.begin(i, operands[0].part(ALL, node.k, 0, i, "base"), a_held)
-    node.b.begin(i, operands[1].part(node.k, ALL, i, 0, "base"), b_held)
-
-
-def end(node: LoopedAhead, i: int, a_held: Tensor, b_held: Tensor) -> None:
-    """What of step ``i`` is in registers goes to its stage."""
-    node.a.end(i, a_held)
-    node.b.end(i, b_held)
-
-
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
 PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
 WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_number, (AT_WARP, AT_THREAD): nodes.lane_number,
-           (BLOCK, AT_THREAD): nodes.thread_number}
+           (BLOCK, AT_THREAD): nodes.thread_number, (BLOCK, AT_WARPGROUP): nodes.warpgroup_number,
+           (AT_WARPGROUP, AT_WARP): nodes.warp_of_group, (AT_WARPGROUP, AT_THREAD): nodes.thread_of_group}
+SIZES = {AT_WARPGROUP: 128, AT_WARP: 32, AT_THREAD: 1}        # threads of a worker
 MOST_THREADS = 1024
 
 
@@ -519,7 +414,7 @@ class LoweredPart(NamedTuple):
 class Lowered:
     """A kernel: ``root`` is its tree, ``text`` says what it does."""
 
-    root: nodes.Root
+    root: Any
     threads: int
     tile: tuple[int, int]
     depth: int
@@ -527,6 +422,8 @@ class Lowered:
     text: tuple[str, ...]
     in_shared: tuple[str, ...]
     blocks_per_sm: int = 1
+    maps: tuple = ()                                          # of A and B, if TMA brings them
+    cluster: int = 1
 
 
 def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
@@ -548,6 +445,10 @@ def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) ->
         raise ScheduleError(f"a kernel is a MatMul that begins with .tile(rows, columns).to(Block), not with {first}"
                             + (f"\n  at {first.line}" if first is not None else ""))
     operands = [OperandForm(form, x.order) for form, x in zip(forms, (a, b, c))]
+    if any(isinstance(step, steps.SplitStep) and step.stages for step in schedule.steps):
+        return _in_ring(schedule, forms, operands, state)
+    if first.cluster > 1:
+        raise first.refuse(".cluster is of a kernel whose .split has .stages: blocks share what TMA brings")
     part = _lower(schedule, schedule.steps, operands, KERNEL, state)
     if state.threads is None:
         raise first.refuse("no step goes .to(Warp) or .to(Thread): how many threads a block has is not said")
@@ -556,6 +457,74 @@ def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) ->
     size = f"{state.threads} threads a block, {state.shared_bytes} bytes of shared memory"
     return Lowered(nodes.Root(part.node, *forms), state.threads, state.tile, state.depth or 1, state.shared_bytes,
                    (head, *part.text, size), tuple(state.in_shared), first.blocks_per_sm)
+
+
+def _in_ring(schedule: Finished, forms: list[Form], operands: list[OperandForm], state: WalkState) -> Lowered:
+    """A kernel whose tiles TMA brings, and wgmma multiplies: `nodes.Pipelined`."""
+    block, sums, split, *moves = schedule.steps[:5]
+    at = next(step for step in schedule.steps if isinstance(step, steps.SplitStep) and step.stages)
+    if at is not split or not isinstance(sums, steps.Accumulate) or sums.memory != WR:
+        raise at.refuse(".stages is of the .split behind .tile(...).to(Block) and .accumulate_in(WR, ...)")
+    if [getattr(move, "operand", None) for move in moves] not in ([0, 1], [1, 0]) or not all(
+            move.memory == SH and move.prefetch for move in moves):
+        raise at.refuse("the moves of A and B to SH follow a .split with .stages, both of them .prefetch")
+    for move in moves:
+        how = move.implementation
+        if any((how.steps, how.micro, move.through, move.pad, move.layout, move.swizzle, move.order, move.no_sync)):
+            raise move.refuse("TMA brings a tile in swizzled lines, without threads: .move(A, SH, Move.done).prefetch")
+    if at.sync or at.unroll:
+        raise at.refuse("barriers of the stages order the steps; leave out .sync and .unroll")
+    rows, columns, k = block.rows, block.columns, split.k
+    if isinstance(rows, tuple) or isinstance(columns, tuple):
+        raise block.refuse("TMA brings whole tiles; give numbers, not pieces apart")
+    if block.cluster > 1 and (block.order == steps.ROW_MAJOR or (isinstance(block.order, steps.Bands)
+                                                                  and block.order.rows % block.cluster)):
+        raise block.refuse(f".cluster({block.cluster}): blocks that follow each other need tiles of neighbouring rows; add "
+                           f".layout(ColMajor), or Bands of a multiple of {block.cluster} rows")
+    if block.swizzle is not None:
+        raise block.refuse(".swizzle: a permutation of tiles whose number is known at run time is not checked; use "
+                           ".layout(ColMajor) or .layout(Bands(16))")
+    state.tile, state.depth = (rows, columns), k
+    tiles = [x.seen_as(x.form.tile(*tiler).inner) for x, tiler in zip(operands, ((rows, k), (k, columns), (rows, columns)))]
+    found: dict[int, Any] = {}
+    text: list[str] = []
+    for move in moves:
+        shared_by = block.cluster if move.operand else 1
+        found[move.operand], said = ring_stages(move, tiles[move.operand], split.stages, shared_by, state)
+        text.append(said)
+    place = place_of(sums, tiles[2], sums.begin.steps, BLOCK, state, tiles[2])
+    accesses.check(sums, schedule.steps[5:], (rows, columns), BLOCK)
+    state.is_ring = place.allocated.extents[0] == 64          # one fragment a warpgroup, whose products may be under way
+    parts = [OperandForm(found[0].form, None), OperandForm(found[1].form, None), place.operand]
+    inner = _lower(schedule, schedule.steps[5:], parts, BLOCK, state)
+    state.is_ring = False
+    before = len(state.in_shared)
+    begin = _lower(sums.begin, sums.begin.steps, [place.operand], BLOCK, state)
+    end = _lower(sums.end, sums.end.steps, [place.operand, tiles[2]], BLOCK, state)
+    if len(state.in_shared) > before or sums.end.micro is not None:
+        raise sums.refuse("the sums of a kernel with .stages go straight to GL: the warp that asks for copies meets no "
+                          "barrier")
+    assert state.threads is not None
+    if state.threads + 32 > MOST_THREADS:
+        raise block.refuse(f"{state.threads} threads and a warp that asks for copies; a block has {MOST_THREADS} at most")
+    consumers = state.threads // 128
+    cluster = Cluster(m=block.cluster)
+    offset = state.allocate(at, 16 * split.stages)
+    readers = PER_CLUSTER if block.cluster > 1 else PER_THREAD
+    ring = Pipeline(split.stages, offset, 1, consumers * block.cluster, readers=readers, cluster=cluster)
+    order = block.order if isinstance(block.order, steps.Bands) else (
+        nodes.column_first if block.order == steps.COLUMN_MAJOR else nodes.row_first)
+    tree = nodes.Pipelined(nodes.TileGrid(nodes.parts_of_matmul, rows, columns, 0, 0, ()), k, ring, found[0], found[1],
+                           place.operand.form, place.allocated, begin.node, inner.node, end.node, state.threads // 32, order,
+                           nodes.same, block.cluster)
+    lines = (_spec("MatMul", operands, KERNEL), f"{block}: a tile after the other for each {BLOCK}, a multiprocessor's",
+            *_under(f"{sums}: sums in {place.said}", begin),
+            *_under(f"{split}.stages({split.stages}), awaited and released by mbarriers", LoweredPart(None, tuple(text)),
+                    inner),
+            *_under("at the end", end),
+            f"{state.threads} threads a block and a warp that asks for copies, {state.shared_bytes} bytes of shared memory")
+    return Lowered(nodes.RingRoot(tree, *forms), state.threads + 32, (rows, columns), k, state.shared_bytes, lines,
+                   tuple(state.in_shared), block.blocks_per_sm, ((0, found[0]), (1, found[1])), block.cluster)
 
 
 def _lower(schedule: Finished, rest: tuple, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
@@ -592,7 +561,7 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
         return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
-    threads = {AT_THREAD: THREAD, AT_WARP: WARP}.get(level)
+    threads = {AT_THREAD: THREAD, AT_WARP: WARP, AT_WARPGROUP: WARPGROUP}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
                             f".to(Thread)\n  at {line}")
@@ -601,6 +570,8 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
     except NoAtom as error:
         further = "\n(By registers anything goes a step ahead: .prefetch.through(RF).)" if state.is_ahead else ""
         raise ScheduleError(f"{error}{further}\n  at {line}") from None
+    if state.is_ring and kind == "MatMul":
+        found = found.one_behind                              # type: ignore[attr-defined]
     node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
     return LoweredPart(node, (f"{said}: {found.becomes}",))
 
@@ -656,17 +627,18 @@ def _check_workers(step: steps.TileStep, level: str, count: int, tile: tuple[int
     """Whether there are as many workers as tiles: the first steps say how many there are."""
     at = step.level
     if (level, at) not in WORKERS:
-        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warp, to Thread")
+        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warpgroup, to Warp, to "
+                          "Thread")
     if at == BLOCK:
         state.tile = tile
         return
-    there = 32 if level == AT_WARP else state.threads
-    each = 32 if at == AT_WARP else 1
+    there = state.threads if level == BLOCK else SIZES[level]
+    each = SIZES[at]                                          # type: ignore[index]
     if there is None:
         state.threads = there = count * each
         if there > MOST_THREADS:
             raise step.refuse(f"{there} threads are needed, and a block has {MOST_THREADS} at most; use larger tiles")
-    workers = there if level == AT_WARP else there // each
+    workers = there // each
     if count != workers:
         raise step.refuse(f"{count} tiles for {workers} of {at}; give tiles so that each has one")
     if step.swizzle is not None:

@@ -36,7 +36,24 @@ from gemmkit.specs.accesses import (
     write_registers,
 )
 from gemmkit.specs.nodes import HOME, LEVELS
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, FragmentRole, Line, Tensor, Threads, is_linear, line_of
+from gemmkit.specs.tensors import (
+    FR,
+    GL,
+    MMA,
+    RF,
+    SH,
+    WMMA,
+    WR,
+    Form,
+    FragmentRole,
+    Line,
+    Tensor,
+    TensorError,
+    Threads,
+    is_linear,
+    line_of,
+    sums_of_warpgroup,
+)
 
 SIDE = 16                                                     # of a wmma fragment
 
@@ -428,12 +445,14 @@ class WalkState:
     shared_bytes: int = 0
     depth: int | None = None                                  # of the steps whose number is known at run time
     in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
+    is_ring: bool = False                                     # within a loop that TMA brings the tiles of
     is_ahead: bool = False                                    # within a move that is a step ahead
     is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
     fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
 
-    def allocate(self, step: nodes.ScheduleStep, nbytes: int) -> int:
-        at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
+    def allocate(self, step: nodes.ScheduleStep, nbytes: int, alignment: int = 128) -> int:
+        at = -(-self.cursor // alignment) * alignment
+        self.cursor = at + -(-nbytes // 128) * 128
         self.use(step, self.cursor)
         return at
 
@@ -468,11 +487,47 @@ def place_of(step: Any, operand: OperandForm, decomposition: tuple, level: str, 
         return OperandPlace(OperandForm(made, order), made, state.allocate(step, made.bytes), said)
     home = HOME[memory]
     extents = form.extents if level == home else accesses.owned(step, decomposition, form.extents, level, home)
+    if memory == WR:
+        return _place_of_sums(step, operand, extents, state)
     role = role_of(step, operand, extents, state) if memory == FR else None
     seen = accesses.form_in_registers(form, memory, role)
     allocated = seen.replaced(levels=(local(*extents),))
     return OperandPlace(OperandForm(seen, operand.order if memory == FR else None), allocated, 0,
                         f"{allocated} of each {home}")
+
+
+def _place_of_sums(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> OperandPlace:
+    """A warpgroup's: sums of floats are float32, whatever C is of, and those of integers int32."""
+    dtype = np.dtype(np.int32 if state.input.kind in "iu" else np.float32)
+    try:
+        allocated = sums_of_warpgroup(extents, dtype)
+    except TensorError as error:
+        raise step.refuse(str(error)) from None
+    seen = allocated.replaced(levels=(local(*operand.form.extents),))
+    return OperandPlace(OperandForm(seen, None), allocated, 0, f"{allocated} of each {HOME[WR]}")
+
+
+def ring_stages(step: Any, operand: OperandForm, count: int, shared_by: int,
+                state: WalkState) -> tuple[nodes.RingStages, str]:
+    """An operand's place in a ring of ``count`` stages: panels whose lines are the swizzle's, 128 bytes in a tile as wide.
+    Raises ScheduleError for a tile that TMA does not bring so."""
+    form, axis = operand.form, 1 if operand.order == nodes.ROW_MAJOR else 0
+    along, lines, size = form.extents[axis], form.extents[1 - axis], form.itemsize
+    width = next((w // size for w in (128, 64, 32) if along * size % w == 0), 0)
+    if not width:
+        raise step.refuse(f"lines of {along} elements of {size} bytes are not a multiple of 32 bytes, which wgmma reads")
+    if lines % (8 * shared_by) or lines // shared_by > 256:
+        raise step.refuse(f"a tile of {lines} lines{f' for {shared_by} blocks' if shared_by > 1 else ''}: for wgmma TMA "
+                          "brings multiples of 8 lines, 256 at most")
+    panels = along // width
+    modes: list[Any] = [((lines, width),)] * 2
+    modes[axis] = ((width, 1), (panels, width * lines))
+    layout, swizzle = Shape.of_modes(modes), shapes.lines(width * size, size)
+    made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
+    nbytes = along * lines * size
+    at = state.allocate(step, nbytes * count, 1024)
+    said = f"{step}.prefetch: {form} to {made.element}.SH, {layout}, {swizzle}, {count} stages, by cp.async.bulk.tensor"
+    return nodes.RingStages(made, form.dtype, at, nbytes, axis, width, lines, panels, shared_by), said
 
 
 def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> FragmentRole:

@@ -13,11 +13,13 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.kernels.collectives.scheduler import Columns
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import Padded
+from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, empty_like
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.specs import nodes
 from gemmkit.specs.lower import ArrayParameter, BlockKernel, Code, KnownMatrix, Lowered, example, lower
-from gemmkit.specs.nodes import ScheduleStep, scheduled
+from gemmkit.specs.nodes import ScheduleStep, scheduled, scheduled_in_ring
 from gemmkit.specs.tensors import FR, SH
 
 if TYPE_CHECKING:
@@ -68,8 +70,24 @@ def prepared(schedule: Finished, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKer
     blocks, is_partial = _blocks(schedule, lowered, infos)
     if is_partial:                                            # a kernel that looks where the matrices end
         lowered = kernel_of(schedule, *(matrix._replace(is_partial=True) for matrix in matrices))
-    return BlockKernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes,
-                       lowered.blocks_per_sm), lowered
+    if lowered.maps:
+        blocks = _in_ring(schedule, lowered, infos, blocks)
+    return BlockKernel(scheduled_in_ring if lowered.maps else scheduled, lowered.root, lowered.threads, blocks,
+                       lowered.shared_bytes, lowered.blocks_per_sm, maps=lowered.maps, cluster=lowered.cluster), lowered
+
+
+def _in_ring(schedule: Finished, lowered: Lowered, infos: tuple[ArrayInfo, ...], tiles: int) -> int:
+    """The blocks of a kernel that stay and take a tile after the other: as many as fit, whole clusters. Raises ScheduleError
+    for a GPU without wgmma, ValueError for an array that TMA does not read."""
+    target = device.target(infos[0].device)
+    if target.arch[0] != 9:
+        raise schedule.steps[2].refuse(f"TMA and wgmma are Hopper's, and {target.name} has not got them; leave out .stages")
+    for (which, stages), name in zip(lowered.maps, "ab"):
+        reason = why_not(infos[which], stages.axis)
+        if reason is not None:
+            raise ValueError(f"{name}: TMA brings the tiles of a .split with .stages, and cannot: {reason}; copy it")
+    fitting = target.sm_count * lowered.blocks_per_sm // lowered.cluster * lowered.cluster
+    return min(tiles, fitting)
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +142,9 @@ def _blocks(schedule: Finished, lowered: Lowered, infos: tuple) -> tuple[int, bo
         if shares_memory(out, info):
             raise ValueError(f"out overlaps {name}; give memory of its own")
     is_partial = any(size % tile for size, tile in zip((m, n, k), (*lowered.tile, lowered.depth)))
-    return -(-m // lowered.tile[0]) * -(-n // lowered.tile[1]), is_partial
+    high = -(-m // lowered.tile[0])
+    whole = -(-high // lowered.cluster) * lowered.cluster
+    return whole * -(-n // lowered.tile[1]), is_partial or whole > high
 
 
 def compile_schedule(schedule: Finished, a: object, b: object, c: object, *, blocks_per_sm: int | None = None) -> Code:
@@ -138,7 +158,8 @@ def compile_schedule(schedule: Finished, a: object, b: object, c: object, *, blo
     m, n, k = (size or 4096 for size in schedule.sizes)
     infos = [example(shape, x.dtype, x.order) for shape, x in zip(((m, k), (k, n), (m, n)), matrices)]
     resident = blocks_per_sm or lowered.blocks_per_sm
-    kernel = BlockKernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, resident)
+    kernel = BlockKernel(scheduled_in_ring if lowered.maps else scheduled, lowered.root, lowered.threads, lowered.cluster,
+                         lowered.shared_bytes, resident, maps=lowered.maps, cluster=lowered.cluster)
     return kernel.compile(READ_ONLY, infos)
 
 

@@ -48,16 +48,16 @@ from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, loca
 # storage lies in memory, and a matrix may have run-time extents. Shared memory has one more shape: ``layout`` leads from
 # its coordinates to elements (Fig. 3's dims:strides).
 
-#: Global memory, shared memory, a thread's registers (register file), a warp's fragments in registers.
-GL, SH, RF, FR = "GL", "SH", "RF", "FR"
+#: Global memory, shared memory, a thread's registers (register file), fragments in registers: a warp's, a warpgroup's.
+GL, SH, RF, FR, WR = "GL", "SH", "RF", "FR", "WR"
 
 _NAMES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "bf16": ml_dtypes.bfloat16, "i8": np.int8,
           "u8": np.uint8, "i32": np.int32, "u32": np.uint32}
 _NAME_OF = {np.dtype(dtype): name for name, dtype in _NAMES.items()}
 
 
-#: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, or mma.sync.
-WMMA, MMA = "wmma", "mma"
+#: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, mma.sync, or wgmma.
+WMMA, MMA, WGMMA = "wmma", "mma", "wgmma"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class FragmentRole:
     input: np.dtype
     accumulator: np.dtype
     by: str = WMMA
+    columns: int = 16
 
     @property
     def dtype(self) -> np.dtype:
@@ -289,6 +290,8 @@ class T:
     def __getattr__(self, name: str) -> Any:
         if name in _NAMES and self.dtype is None:
             return replace(self, dtype=np.dtype(_NAMES[name]))
+        if name == WR and self.dtype is not None:
+            return sums_of_warpgroup(self.extents, self.dtype)
         if name in (GL, SH, RF) and self.dtype is not None:
             extents = tuple(None if isinstance(e, str) else e for e in self.extents)
             if name != GL and extents != self.extents:
@@ -297,8 +300,18 @@ class T:
             names = tuple(NamedExtent(e) if isinstance(e, str) else None for e in self.extents)
             return Form((local(*extents),), name, self.dtype, Shape(extents) if name == SH else None,
                         names=names if any(names) else ())
-        known = f"a memory ({GL}, {SH}, {RF})" if self.dtype is not None else f"an element type ({', '.join(_NAMES)})"
+        known = f"a memory ({GL}, {SH}, {RF}, {WR})" if self.dtype is not None else f"an element type ({', '.join(_NAMES)})"
         raise AttributeError(f"T{list(self.extents)}.{name}: write {known}")
+
+
+def sums_of_warpgroup(extents: tuple, dtype: Any, columns: int | None = None) -> Form:
+    """The form of wgmma's accumulators: fragments of 64 rows and ``columns`` (None: all). Raises TensorError for others."""
+    wide = extents[-1] if columns is None else columns
+    if len(extents) != 2 or any(type(e) is not int for e in extents) or extents[0] % 64 or not 8 <= wide <= 256 or wide % 8:
+        raise TensorError(f"T{list(extents)}.{WR}: a warpgroup holds multiples of 64 rows, and 8 to 256 columns, a multiple "
+                          "of 8")
+    role = FragmentRole("c", None, np.dtype(dtype), np.dtype(dtype), WGMMA, wide)
+    return Form((local(*extents),), WR, dtype, role=role)
 
 
 class TensorError(ValueError):
@@ -384,6 +397,12 @@ class Tensor(Split):
         return Tensor(form, self.storage, base, offset)
 
     @property
+    def unswizzled_at(self) -> Any:
+        """Where it begins in its layout, before the swizzle, in elements: what wgmma's descriptors and TMA are told."""
+        layout: Any = self.form.layout
+        return _plus(layout(*self.base), layout(*self.offset)) if is_linear(layout) else layout(*self.at)
+
+    @property
     def element_at(self) -> tuple:
         """(base, offset): where it begins in shared memory, in elements; their sum is the place."""
         return self.ahead(0)
@@ -460,6 +479,8 @@ def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
         return Fragment(form.dtype, 1), form.extents
     assert form.role is not None
     role = form.role
+    if role.by == WGMMA:
+        return Fragment(role.dtype, 64 * role.columns // 128), (form.extents[0] // 64, form.extents[1] // role.columns)
     spec = wmma.SPECS[(16, 16, 16), role.input, role.accumulator]
     kept = Fragment(role.dtype, spec.count(role.operand) if role.by == WMMA else 16 * 16 // 32)
     return kept, tuple(extent // 16 for extent in form.extents)
@@ -487,7 +508,7 @@ def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type
 
 
 def _check_allocation(form: object, offset: tuple) -> int:
-    if not isinstance(form, Form) or form.memory not in (SH, RF, FR):
+    if not isinstance(form, Form) or form.memory not in (SH, RF, FR, WR):
         raise TensorError(f"Allocate({form}): a form in SH or RF is needed, for example T[8, 8].fp32.RF")
     if None in form.extents:
         raise TensorError(f"Allocate({form}): its extents must be known when the kernel is compiled")
@@ -649,3 +670,4 @@ def blocks(*dims: int) -> Blocks:
 
 THREAD = Threads((Shape.of_modes(()),))
 WARP = Threads((shape(32),))
+WARPGROUP = Threads((shape(128),))
