@@ -24,7 +24,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.functions import Frozen, Kind, freeze_array
+from gemmkit.lang.functions import Frozen, Kind, freeze_array, freeze_scalar
 from gemmkit.lang.functions import kind as kind_of
 from gemmkit.lang.registers import apply
 from gemmkit.lang.static import traced
@@ -37,9 +37,9 @@ from gemmkit.runtime.launch import Launchable
 from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import accesses, nodes
 from gemmkit.specs import nodes as steps
-from gemmkit.specs.accesses import NoAtom, instruction
-from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, ring_stages
+from gemmkit.specs.accesses import NoAtom, OperandForm, OperandPlace, WalkState, instruction, place_of, ring_stages
 from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, CopiedStages, LoopedAhead, RegisterStages, ScheduleError, over
+from gemmkit.specs.nodes import QUADPAIR as AT_QUADPAIR
 from gemmkit.specs.nodes import THREAD as AT_THREAD
 from gemmkit.specs.nodes import WARP as AT_WARP
 from gemmkit.specs.nodes import WARPGROUP as AT_WARPGROUP
@@ -47,6 +47,8 @@ from gemmkit.specs.tensors import (
     FR,
     GL,
     MMA,
+    QP,
+    QUADPAIR,
     RF,
     SH,
     THREAD,
@@ -104,6 +106,7 @@ class BlockKernel:
     blocks_per_sm: int = 1
     takes_one: bool = False                                   # the function takes the arrays as one tuple
     maps: tuple = ()                                          # (which array, `nodes.RingStages`) of tensor maps
+    scalars: tuple = ()                                       # NumPy's, behind the arrays
     cluster: int = 1
 
     def run(self, arrays: Sequence[ArrayParameter], stream: object = None) -> None:
@@ -127,6 +130,7 @@ class BlockKernel:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
         frozen = [in_one(frozen)] if self.takes_one else frozen
+        frozen += [freeze_scalar(x) for x in self.scalars]
         maps = [slot.frozen for slot in self.map_slots(infos)]
         return Launchable(self.function, [freeze(self.component), *frozen, *maps], self.threads, self.blocks, target,
                           ordinal, self.shared_bytes, self.cluster, blocks_per_sm=self.blocks_per_sm)
@@ -187,7 +191,8 @@ class Emulated(NamedTuple):
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
         maps = [arena.map(slot, views[slot.which]) for slot in self.kernel.map_slots(self.infos)]
-        yield self.launchable, (self.spec, *((tuple(views),) if self.kernel.takes_one else views), *maps)
+        given = (tuple(views),) if self.kernel.takes_one else views
+        yield self.launchable, (self.spec, *given, *self.kernel.scalars, *maps)
 
 
 def in_one(arrays: Sequence[Frozen]) -> Frozen:
@@ -388,19 +393,21 @@ NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init"
 PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
 WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_number, (AT_WARP, AT_THREAD): nodes.lane_number,
            (BLOCK, AT_THREAD): nodes.thread_number, (BLOCK, AT_WARPGROUP): nodes.warpgroup_number,
-           (AT_WARPGROUP, AT_WARP): nodes.warp_of_group, (AT_WARPGROUP, AT_THREAD): nodes.thread_of_group}
-SIZES = {AT_WARPGROUP: 128, AT_WARP: 32, AT_THREAD: 1}        # threads of a worker
+           (AT_WARPGROUP, AT_WARP): nodes.warp_of_group, (AT_WARPGROUP, AT_THREAD): nodes.thread_of_group,
+           (AT_WARP, AT_QUADPAIR): nodes.quad_pair_number}
+SIZES = {AT_WARPGROUP: 128, AT_WARP: 32, AT_QUADPAIR: 8, AT_THREAD: 1}        # threads of a worker
 MOST_THREADS = 1024
 
 
 class KnownMatrix(NamedTuple):
-    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes, and
-    whether the kernel's tiles reach over its edge."""
+    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes,
+    whether the kernel's tiles reach over its edge, and how it is scaled."""
 
     dtype: np.dtype
     order: str
     alignment: int = 16
     is_partial: bool = False
+    scaling: int = 0                                          # of C: 1 if it is scaled by alpha, 2 if a C is added
 
 
 class LoweredPart(NamedTuple):
@@ -438,7 +445,7 @@ def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) ->
     if any(isinstance(step, steps.Move) and step.swizzle is not None for step in schedule.steps):
         state.fragments = MMA
     forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
-                  is_partial=x.is_partial)
+                  is_partial=x.is_partial, scaling=x.scaling)
              for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
     first = schedule.steps[0] if schedule.steps else None
     if schedule.kind != "MatMul" or not isinstance(first, steps.TileStep) or first.level != BLOCK:
@@ -557,11 +564,14 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
         by = nodes.MatMulBy if kind == "MatMul" else nodes.MoveBy
         if kind == "Init":
             raise ScheduleError(f"{said}: an Init has no micro-kernel")
+        if any(operand.form.scaling for operand in operands):
+            raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which stores sums as "
+                                f"they are; alpha, beta and c need a Move that ends with an instruction\n  at {line}")
         if any(operand.form.is_partial for operand in operands):
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
         return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
-    threads = {AT_THREAD: THREAD, AT_WARP: WARP, AT_WARPGROUP: WARPGROUP}.get(level)
+    threads = {AT_THREAD: THREAD, AT_WARP: WARP, AT_WARPGROUP: WARPGROUP, AT_QUADPAIR: QUADPAIR}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
                             f".to(Thread)\n  at {line}")
@@ -595,7 +605,7 @@ def _tile(schedule: Finished, step: steps.TileStep, rest: tuple, operands: list[
     hows = [_how(step, name, operand.form, level, (r, c), rest, state) for name, operand in zip(NAMES[kind], operands)]
     parts = [operand.seen_as(operand.form.part(tiler) if how not in ("base", "offset") else operand.form.tile(*tiler).inner)
              for operand, tiler, how in zip(operands, tilers, hows)]
-    in_registers = any(operand.form.memory in (RF, FR) for operand in operands)
+    in_registers = any(operand.form.memory in (RF, FR, WR, QP) for operand in operands)
     if not rest and _is_block(schedule, step, operands, level):
         return _leaf(schedule, operands, level, state)
     inner = _lower(schedule, rest, parts, step.level or level, state)
@@ -627,8 +637,8 @@ def _check_workers(step: steps.TileStep, level: str, count: int, tile: tuple[int
     """Whether there are as many workers as tiles: the first steps say how many there are."""
     at = step.level
     if (level, at) not in WORKERS:
-        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warpgroup, to Warp, to "
-                          "Thread")
+        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warpgroup, to Warp, "
+                          "to QuadPair or Thread")
     if at == BLOCK:
         state.tile = tile
         return

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import field, replace
-from math import gcd
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit import shapes
 from gemmkit.lang.components import dataclass
 from gemmkit.ptx import wmma
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
+from gemmkit.ptx.mma import C_8X8, by_columns, by_rows, ldmatrix, map_c
 from gemmkit.ptx.mma import MMA as MMA_SYNC
-from gemmkit.ptx.mma import by_columns, by_rows, ldmatrix, map_c
 from gemmkit.ptx.special import lane_index, udiv
-from gemmkit.runtime.device import H100
-from gemmkit.shapes import CHUNK, NONE, Shape, ShapeError, Swizzle, local, span
-from gemmkit.specs import accesses, nodes
 from gemmkit.specs.accesses import (
     InShared,
     Instruction,
@@ -35,27 +28,27 @@ from gemmkit.specs.accesses import (
     memory_is,
     write_registers,
 )
-from gemmkit.specs.nodes import HOME, LEVELS
 from gemmkit.specs.tensors import (
     FR,
     GL,
     MMA,
+    OF_QUADS,
+    QP,
     RF,
     SH,
     WMMA,
-    WR,
     Form,
     FragmentRole,
     Line,
     Tensor,
-    TensorError,
     Threads,
     is_linear,
     line_of,
-    sums_of_warpgroup,
 )
 
 SIDE = 16                                                     # of a wmma fragment
+#: Where a lane's sums of a quad-pair begin, and where the further ones lie from there.
+QUAD_LANES, QUAD_VALUES = C_8X8.thread_shape, C_8X8.value_shape
 
 
 def _lines(src: Form, dst: Form) -> Iterator[str]:
@@ -303,6 +296,8 @@ class StoreFragmentFar(Instruction):
             yield f"{src.dtype} goes to {dst.dtype}"
         if dst.is_partial:
             yield "tiles reach over the matrix's edge, and wmma stores whole ones; store to SH first"
+        if dst.scaling:
+            yield "wmma stores sums as they are, without alpha and beta; store to SH first"
         if dst.memory == GL and dst.alignment % 16:
             yield f"global memory is aligned to {dst.alignment} bytes, not 16"
 
@@ -318,6 +313,48 @@ class StoreFragmentFar(Instruction):
     def run(self, src: Any, dst: Any) -> None:
         i, j = src.at
         self.store(dst.storage, dst.base, dst.offset, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
+
+
+@atomic("Move")
+@dataclass(frozen=True)
+class LoadFragmentFar(Instruction):
+    """A 16 x 16 tile of a matrix to a fragment (Fireiron, Fig. 7)."""
+
+    row: ClassVar[str] = "Move [32].thread [16,16].GL -> [16,16].FR: wmma.load.sync.aligned.m16n16k16.global"
+    role: FragmentRole
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 32)
+        yield from memory_is("the source", src, GL)
+        yield from memory_is("the destination", dst, FR)
+        for name, form in (("the source", src), ("the destination", dst)):
+            yield from levels_are(name, form, (SIDE, SIDE))
+        yield from fragment_of("the destination", dst, WMMA)
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+        if src.is_partial:
+            yield "tiles reach over the matrix's edge, and wmma loads whole ones; move to SH first"
+        if src.memory == GL and src.alignment % 16:
+            yield f"global memory is aligned to {src.alignment} bytes, not 16"
+        order = "row" if src.unit == 1 else "col"
+        if dst.role is not None and dst.role.operand != "c" and dst.role.order != order:
+            yield f"the fragment is of a tile in {dst.role.order} order, and the matrix is in {order} order"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        order = "row" if src.unit == 1 else "col"
+        return cls(FragmentRole(dst.role.operand, order, dst.role.input, dst.role.accumulator))
+
+    @property
+    def load(self) -> Any:
+        return wmma.LOAD_GLOBAL[fragment_key(self.role), self.role.operand, self.role.order]
+
+    def run(self, src: Any, dst: Any) -> None:
+        i, j = dst.at
+        dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = self.load(src.storage, src.base, src.offset)
 
 
 @atomic("CopyAsync")
@@ -357,189 +394,79 @@ def wait() -> None:
     wait_copies(0)
 
 
-# --------------------------------------------------------------------------------------------------
-# How a tile lies in shared memory: ``.storage``, ``.pad``, ``.layout`` and ``.swizzle`` of a move to SH, checked.
-#
-# A layout is dims:strides over a tile's coordinates, a swizzle a permutation of the elements' numbers behind it. `XOR` is
-# the swizzle that a layout asks for: chunks of 16 bytes change places along a line, by the line's number, so that eight
-# lines' chunks of one column lie in all 32 banks (they are what eight lanes of ldmatrix, or of 16-byte loads, read at
-# once).
+# -- fragments of a quad-pair: a row of A, a column of B, eight elements of C a thread ------------------------------------
 
-#: The swizzle by the numbers of lines.
-XOR = "xor"
-BANKS = 128                                                   # bytes that shared memory serves at a time
+def of_quads(name: str, form: Form, *operands: str) -> Iterator[str]:
+    """What a form would have to be for a fragment of mma.m8n8k4's."""
+    yield from memory_is(name, form, QP)
+    if form.role is not None and form.memory == QP:
+        if form.role.operand not in operands:
+            yield f"{name} is a fragment of operand {form.role.operand}, not {' or '.join(operands)}"
+        yield from levels_are(name, form, OF_QUADS[form.role.operand])
 
 
-def layout_of(step: nodes.Move, extents: tuple[int, int], order: str) -> Shape:
-    """The layout of a tile of these extents. Raises ScheduleError for one of other extents, or where elements meet."""
-    rows, columns = extents
-    if step.layout is None:
-        return Shape(extents, (columns + step.pad, 1) if order == nodes.ROW_MAJOR else (1, rows + step.pad))
-    if step.order is not None or step.pad:
-        raise step.refuse(".layout says how all elements lie; leave out .storage and .pad")
-    try:
-        made = step.layout if isinstance(step.layout, Shape) else Shape.parse(step.layout)
-    except ShapeError as error:
-        raise step.refuse(f".layout: {error}") from None
-    if made.extents != extents:
-        raise step.refuse(f".layout {made} is of {' x '.join(map(str, made.extents))}, and the tile is {rows} x {columns}")
-    offsets = made.offsets()
-    if len(set(offsets)) < len(offsets) or min(offsets) < 0:
-        raise step.refuse(f".layout {made} has two elements in one place, or one before the first")
-    return made
+@atomic("Move")
+@dataclass(frozen=True)
+class LoadQuads(Instruction):
+    """A row of A, or a column of B, a thread."""
+
+    row: ClassVar[str] = "Move [(4,2):(1,16)].thread [8,4] or [4,8].GL or SH -> .QP: ld of four elements a thread"
+    source: Any
+    is_a: bool
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 8)
+        yield from memory_is("the source", src, GL, SH)
+        yield from of_quads("the destination", dst, "a", "b")
+        if dst.role is not None and dst.role.operand in OF_QUADS:
+            yield from levels_are("the source", src, OF_QUADS[dst.role.operand])
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        is_a = dst.role.operand == "a"
+        return cls(access_of(src.tile(*((1, 4) if is_a else (4, 1))).inner), is_a)
+
+    def run(self, src: Any, dst: Any) -> None:
+        (i, j), line = dst.at, (lane_index() & 3) + udiv(lane_index(), 16) * 4
+        if self.is_a:
+            dst.storage[udiv(i, 8), udiv(j, 4)] = self.source.load(src.window(1, 4, (line, 0), "base"))
+        else:
+            dst.storage[udiv(i, 4), udiv(j, 8)] = self.source.load(src.window(4, 1, (0, line), "base"))
 
 
-def swizzle_of(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
-    """The swizzle of a tile with this layout. Raises ScheduleError where it is no permutation of the tile's elements, or
-    takes 16 bytes apart."""
-    if step.swizzle is None:
-        return NONE
-    if step.swizzle == XOR:
-        return _by_lines(step, layout, dtype)
-    count = 1 + sum(map(span, layout.modes))
-    try:
-        found = shapes.of_function(step.swizzle, count)
-    except ShapeError as error:
-        raise step.refuse(f".swizzle: {error}") from None
-    if found.terms and found.run * dtype.itemsize < CHUNK:
-        raise step.refuse(f".swizzle takes {CHUNK} bytes apart, {CHUNK // dtype.itemsize} elements that one access moves: "
-                          f"from {found.run} on elements change places")
-    return found
+@atomic("Move")
+@dataclass(frozen=True)
+class StoreQuads(Instruction):
+    """Sums of a quad-pair: four times two neighbours a thread."""
 
+    row: ClassVar[str] = "Move [(4,2):(1,16)].thread [8,8].QP -> [8,8].GL or SH: st of two neighbours, four times a thread"
+    target: Any
 
-def _by_lines(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
-    lines = [dim[0] for dim in layout.modes if len(dim) == 1]
-    along = next((extent for extent, stride in lines if stride == 1), 1)
-    apart = next((stride for _, stride in lines if stride != 1), 0)
-    chunk, size = max(1, CHUNK // dtype.itemsize), dtype.itemsize
-    chunks = gcd(along // chunk, BANKS // CHUNK)
-    if len(lines) < 2 or apart & (apart - 1) or along % chunk or chunks < 2:
-        raise step.refuse(f".swizzle(XOR) is of lines of 32 bytes and more, a power of two apart; {layout} of {dtype} has "
-                          "none; give a function of an element's number, or .pad")
-    shift = max(apart * size, BANKS) // CHUNK
-    return Swizzle((shift.bit_length() - 1, (chunks - 1) * chunk))
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 8)
+        yield from of_quads("the source", src, "c")
+        yield from memory_is("the destination", dst, GL, SH)
+        yield from levels_are("the destination", dst, (8, 8))
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
 
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(access_of(given[1].tile(1, 2).inner))
 
-# --------------------------------------------------------------------------------------------------
-# What the walk over a schedule allocates: operands on the way down, shared memory in use, and where an operand goes.
-
-class OperandForm(NamedTuple):
-    """An operand on the way down: its form, and the order in which its matrix lies."""
-
-    form: Form
-    order: str | None
-
-    def seen_as(self, form: Form) -> OperandForm:
-        return OperandForm(form, self.order)
-
-
-@dataclasses.dataclass
-class WalkState:
-    """What the walk collects."""
-
-    input: np.dtype
-    accumulator: np.dtype
-    threads: int | None = None
-    tile: tuple[int, int] | None = None                       # of a block
-    cursor: int = 0
-    shared_bytes: int = 0
-    depth: int | None = None                                  # of the steps whose number is known at run time
-    in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
-    is_ring: bool = False                                     # within a loop that TMA brings the tiles of
-    is_ahead: bool = False                                    # within a move that is a step ahead
-    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
-    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
-
-    def allocate(self, step: nodes.ScheduleStep, nbytes: int, alignment: int = 128) -> int:
-        at = -(-self.cursor // alignment) * alignment
-        self.cursor = at + -(-nbytes // 128) * 128
-        self.use(step, self.cursor)
-        return at
-
-    def use(self, step: nodes.ScheduleStep, nbytes: int) -> None:
-        self.shared_bytes = max(self.shared_bytes, nbytes)
-        if nbytes > H100.shared_memory_per_block:
-            raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
-                              "use smaller tiles")
-
-
-class OperandPlace(NamedTuple):
-    """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
-
-    operand: OperandForm
-    allocated: Form
-    offset: int
-    said: str
-
-
-def place_of(step: Any, operand: OperandForm, decomposition: tuple, level: str, state: WalkState,
-             other: OperandForm) -> OperandPlace:
-    """Where ``operand`` goes by a step of ``level``. Raises ScheduleError where that level cannot see the memory."""
-    form, memory = operand.form, step.memory
-    if LEVELS.index(HOME[memory]) < LEVELS.index(level):
-        raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
-    if memory == SH:
-        order = step.order or operand.order or other.order or nodes.ROW_MAJOR
-        layout = layout_of(step, form.extents, order)
-        swizzle = swizzle_of(step, layout, form.dtype)
-        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
-        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
-        return OperandPlace(OperandForm(made, order), made, state.allocate(step, made.bytes), said)
-    home = HOME[memory]
-    extents = form.extents if level == home else accesses.owned(step, decomposition, form.extents, level, home)
-    if memory == WR:
-        return _place_of_sums(step, operand, extents, state)
-    role = role_of(step, operand, extents, state) if memory == FR else None
-    seen = accesses.form_in_registers(form, memory, role)
-    allocated = seen.replaced(levels=(local(*extents),))
-    return OperandPlace(OperandForm(seen, operand.order if memory == FR else None), allocated, 0,
-                        f"{allocated} of each {home}")
-
-
-def _place_of_sums(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> OperandPlace:
-    """A warpgroup's: sums of floats are float32, whatever C is of, and those of integers int32."""
-    dtype = np.dtype(np.int32 if state.input.kind in "iu" else np.float32)
-    try:
-        allocated = sums_of_warpgroup(extents, dtype)
-    except TensorError as error:
-        raise step.refuse(str(error)) from None
-    seen = allocated.replaced(levels=(local(*operand.form.extents),))
-    return OperandPlace(OperandForm(seen, None), allocated, 0, f"{allocated} of each {HOME[WR]}")
-
-
-def ring_stages(step: Any, operand: OperandForm, count: int, shared_by: int,
-                state: WalkState) -> tuple[nodes.RingStages, str]:
-    """An operand's place in a ring of ``count`` stages: panels whose lines are the swizzle's, 128 bytes in a tile as wide.
-    Raises ScheduleError for a tile that TMA does not bring so."""
-    form, axis = operand.form, 1 if operand.order == nodes.ROW_MAJOR else 0
-    along, lines, size = form.extents[axis], form.extents[1 - axis], form.itemsize
-    width = next((w // size for w in (128, 64, 32) if along * size % w == 0), 0)
-    if not width:
-        raise step.refuse(f"lines of {along} elements of {size} bytes are not a multiple of 32 bytes, which wgmma reads")
-    if lines % (8 * shared_by) or lines // shared_by > 256:
-        raise step.refuse(f"a tile of {lines} lines{f' for {shared_by} blocks' if shared_by > 1 else ''}: for wgmma TMA "
-                          "brings multiples of 8 lines, 256 at most")
-    panels = along // width
-    modes: list[Any] = [((lines, width),)] * 2
-    modes[axis] = ((width, 1), (panels, width * lines))
-    layout, swizzle = Shape.of_modes(modes), shapes.lines(width * size, size)
-    made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
-    nbytes = along * lines * size
-    at = state.allocate(step, nbytes * count, 1024)
-    said = f"{step}.prefetch: {form} to {made.element}.SH, {layout}, {swizzle}, {count} stages, by cp.async.bulk.tensor"
-    return nodes.RingStages(made, form.dtype, at, nbytes, axis, width, lines, panels, shared_by), said
-
-
-def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> FragmentRole:
-    name = "c" if isinstance(step, nodes.Accumulate) else "ab"[step.operand]
-    role = FragmentRole(name, operand.order, state.input, state.accumulator, state.fragments)
-    key = (16, 16, 16), state.input, state.accumulator
-    if key not in wmma.SPECS:
-        raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
-                          "(sums of float32 or float16) and bfloat16 (float32)")
-    if extents[0] % 16 or extents[1] % 16:
-        raise step.refuse(f"{extents[0]} x {extents[1]} elements of a warp are not whole fragments of 16 x 16")
-    return replace(role, order=None) if name == "c" else role
+    def run(self, src: Any, dst: Tensor) -> None:
+        i, j = src.at
+        values = src.storage[udiv(i, 8), udiv(j, 8)]
+        own = dst.window(8, 8, QUAD_LANES(lane_index()), "base")
+        for n in range(0, 8, 2):
+            self.target.store(own.window(1, 2, QUAD_VALUES(n), "offset"), (values[n], values[n + 1]))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.ptx.wgmma import wgmma_wait
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.shapes import ALL, local
-from gemmkit.specs.tensors import FR, GL, RF, SH, WR, Form, Tensor, allocate, on
+from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR, Form, Tensor, allocate, matrix_of, on, on_scaled
 
 # --------------------------------------------------------------------------------------------------
 # Code that is there as often as it is executed.
@@ -78,6 +78,10 @@ def warp_number() -> int:
 
 def warp_of_group() -> int:
     return warp_number() & 3
+
+
+def quad_pair_number() -> int:
+    return udiv(thread_index() & 15, 4)
 
 
 def thread_of_group() -> int:
@@ -189,7 +193,7 @@ class SideBySide(Component):
         if self.is_known:
             i, j = self.place(number, self.tiles.m, self.tiles.n)
         else:
-            rows, columns = operands[2].storage.shape
+            rows, columns = matrix_of(operands[2]).shape
             i, j = self.place(number, over(rows, self.tile_rows), over(columns, self.tile_columns))
         self.inner.run(self.tiles.parts(self.tiles, operands, i, j))
 
@@ -372,6 +376,11 @@ class Root(Component):
 def scheduled(root: Root, a: Tensor, b: Tensor, c: Tensor) -> None:
     """The kernel of a schedule."""
     root.run(a, b, c)
+
+
+def scheduled_scaled(root: Any, a: Any, b: Any, out: Any, c: Any, alpha: Any, beta: Any) -> None:
+    """That of ``alpha a b + beta c``."""
+    root.tree.run((on(a, root.a), on(b, root.b), on_scaled(out, c, alpha, beta, root.c)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -591,7 +600,7 @@ class Pipelined(Component):
 
     def grid(self, operands: tuple) -> tuple:
         """How many tiles there are; blocks of a cluster have as many."""
-        rows, columns = operands[2].storage.shape
+        rows, columns = matrix_of(operands[2]).shape
         return over(over(rows, self.tiles.rows), self.cluster) * self.cluster, over(columns, self.tiles.columns)
 
     def count(self, operands: tuple) -> int:
@@ -664,6 +673,10 @@ def scheduled_in_ring(root: RingRoot, a: Tensor, b: Tensor, c: Tensor, a_map: An
     root.run(a, b, c, a_map, b_map)
 
 
+def scaled_in_ring(root: Any, a: Any, b: Any, out: Any, c: Any, alpha: Any, beta: Any, a_map: Any, b_map: Any) -> None:
+    root.tree.run((on(a, root.a), on(b, root.b), on_scaled(out, c, alpha, beta, root.c)), a_map, b_map)
+
+
 @dataclass(frozen=True)
 class Bands(Component):
     """Blocks go down the columns of bands of ``rows`` rows of tiles, so that those that run together share A and B in L2:
@@ -682,9 +695,9 @@ class Bands(Component):
 # The steps of a schedule: Fireiron's decompositions and their refinements (section 3), each with its line in the source.
 
 #: Levels of the compute hierarchy, the outermost first.
-LEVELS = KERNEL, BLOCK, WARPGROUP, WARP, THREAD = "Kernel", "Block", "Warpgroup", "Warp", "Thread"
+LEVELS = KERNEL, BLOCK, WARPGROUP, WARP, QUADPAIR, THREAD = "Kernel", "Block", "Warpgroup", "Warp", "QuadPair", "Thread"
 #: Whose each memory is.
-HOME = {GL: KERNEL, SH: BLOCK, WR: WARPGROUP, FR: WARP, RF: THREAD}
+HOME = {GL: KERNEL, SH: BLOCK, WR: WARPGROUP, FR: WARP, QP: QUADPAIR, RF: THREAD}
 ROW_MAJOR, COLUMN_MAJOR = "row", "col"
 #: Files whose lines say nothing to whom writes a schedule.
 _OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("nodes.py", "schedule.py"))

@@ -35,7 +35,7 @@ from gemmkit.specs.accesses import (
     read_registers,
     write_registers,
 )
-from gemmkit.specs.moves import SIDE, fragment_key
+from gemmkit.specs.moves import SIDE, fragment_key, of_quads
 from gemmkit.specs.nodes import thread_of_group
 from gemmkit.specs.schedule import (
     FR,
@@ -62,7 +62,7 @@ from gemmkit.specs.schedule import (
     Warpgroup,
     micro_kernel,
 )
-from gemmkit.specs.tensors import WMMA, Form, Tensor, Threads
+from gemmkit.specs.tensors import QP, WMMA, Form, Tensor, Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
@@ -311,6 +311,27 @@ def _pair(part: Any, extents: tuple) -> tuple:
     return read_registers(part.storage, part.at, extents)
 
 
+@atomic("MatMul")
+@dataclass(frozen=True)
+class MultiplyQuads(Instruction):
+    """`MultiplyQuadPairs` of fragments (Fireiron, Fig. 8)."""
+
+    row: ClassVar[str] = ("MatMul [(4,2):(1,16)].thread [8,4].QP, [4,8].QP -> [8,8].QP: "
+                          "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        yield from count_is(threads, 8)
+        for name, form in _three(given):
+            yield from of_quads(name, form, name)
+
+    def run(self, a: Any, b: Any, c: Any) -> None:
+        (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
+        m, n = udiv(ci, 8), udiv(cj, 8)
+        c.storage[m, n] = mma_quad_pair(a.storage[udiv(ai, 8), udiv(aj, 4)], b.storage[udiv(bi, 4), udiv(bj, 8)],
+                                        c.storage[m, n])
+
+
 # -- a warpgroup's: wgmma ------------------------------------------------------------------------------------------------
 
 class WgmmaOperand(NamedTuple):
@@ -440,28 +461,36 @@ def _of_warpgroup(threads: Threads, form: Form) -> Iterator[str]:
 @atomic("Init")
 @dataclass(frozen=True)
 class InitSums(Instruction):
-    """Sums of a warpgroup."""
+    """Sums of a warpgroup, or of a quad-pair."""
 
-    row: ClassVar[str] = "Init<value> [128].thread -> [64,n].WR: mov"
+    row: ClassVar[str] = "Init<value> [128].thread -> [64,n].WR; [(4,2):(1,16)].thread -> [8,8].QP: mov"
     value: Any
     dtype: np.dtype
+    rows: int
     columns: int
+    threads: int
 
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
-        yield from _of_warpgroup(threads, given[-1])
+        if given[-1].memory == QP:
+            yield from count_is(threads, 8)
+            yield from of_quads("the sums", given[-1], "c")
+        else:
+            yield from _of_warpgroup(threads, given[-1])
 
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
-        return cls(given[0] if len(given) > 1 else 0, given[-1].dtype, given[-1].role.columns)
+        dst = given[-1]
+        rows, columns = dst.extents
+        return cls(given[0] if len(given) > 1 else 0, dst.dtype, rows, columns, threads.size)
 
     @property
     def count(self) -> int:
-        return self.columns // 2
+        return self.rows * self.columns // self.threads
 
     def run(self, dst: Any) -> None:
         i, j = dst.at
-        dst.storage[udiv(i, 64), udiv(j, self.columns)] = fill(self.dtype, self.count, self.value)
+        dst.storage[udiv(i, self.rows), udiv(j, self.columns)] = fill(self.dtype, self.count, self.value)
 
 
 @atomic("Move")
@@ -485,7 +514,7 @@ class StoreSums(Instruction):
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         src, dst = given
-        return cls(access_of(dst.tile(1, 2).inner), src.role.columns, dst.dtype)
+        return cls(access_of(dst.tile(1, 2).inner), src.role.columns, src.dtype if dst.scaling else dst.dtype)
 
     @property
     def places(self) -> Any:
@@ -585,6 +614,19 @@ cuda_wmma_sample = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
     .move(A, FR, Move.tile(16, 16).unroll.done)
     .move(B, FR, Move.tile(16, 16).unroll.done)
     .tile(16, 16).done)                                             # MatMul(16,16,16)(FR,FR,FR)(Warp)
+
+
+# Listing 2, the sample's first kernel: fragments come from global memory and go there, by warps alone.
+simple_wmma = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    .tile(64, 64).to(Block)
+    .accumulate_in(FR,
+        Init.tile(16, 16).to(Warp).done,
+        Move.tile(16, 16).to(Warp).done)
+    .tile(16, 16).to(Warp)
+    .split(16)
+    .move(A, FR, Move.done)
+    .move(B, FR, Move.done)
+    .done)
 
 
 @micro_kernel(shared_bytes=16 * 128 * 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.specs import nodes
 from gemmkit.specs.lower import ArrayParameter, BlockKernel, Code, KnownMatrix, Lowered, example, lower
-from gemmkit.specs.nodes import ScheduleStep, scheduled, scheduled_in_ring
+from gemmkit.specs.nodes import ScheduleStep, scaled_in_ring, scheduled, scheduled_in_ring, scheduled_scaled
 from gemmkit.specs.tensors import FR, SH
 
 if TYPE_CHECKING:
@@ -31,20 +32,29 @@ READ_ONLY = (True, True, False)
 _SUMS = {"float16": np.float32, "bfloat16": np.float32}
 
 
-def run(schedule: Finished, a: Any, b: Any, out: Any = None, *, stream: object = None) -> Any:
-    """``a @ b`` by the kernel of a schedule; ``out`` says where to, and C's dtype and order.
+def run(schedule: Finished, a: Any, b: Any, out: Any = None, *, c: Any = None, alpha: Any = 1, beta: Any = 1,
+        stream: object = None) -> Any:
+    """``alpha a @ b + beta c`` by the kernel of a schedule; ``out`` says where to, and the result's dtype and order.
 
-    ``a`` is M x K, ``b`` K x N, of one dtype. Without ``out`` the product is row-major, float32 for 16-bit floats, else of
-    their dtype. NumPy arrays are multiplied within ``with gemmkit.emulate():``; arrays of a GPU by a launch on its current
-    stream, or ``stream``.
+    ``a`` is M x K, ``b`` K x N, of one dtype; ``c`` is M x N, and may be ``out`` itself; None, or a ``beta`` of 0, leaves it
+    out. ``alpha`` and ``beta`` are numbers, whole ones for integers. Without ``out`` the product is row-major, float32 for
+    16-bit floats, else of their dtype. NumPy arrays are multiplied within ``with gemmkit.emulate():``; arrays of a GPU by a
+    launch on its current stream, or ``stream``.
 
     Raises ScheduleError where the schedule does not fit these matrices, ValueError and TypeError for matrices that do not
     fit each other, or the kernel's tiles, before anything is compiled; the emulator's errors for faults.
     """
     infos, out = described(a, b, out)
-    kernel, lowered = prepared(schedule, infos)
-    arrays = ArrayParameter(a, "a", is_readonly=True), ArrayParameter(b, "b", is_readonly=True), ArrayParameter(out, "out",
-                                                                                                                is_filled=True)
+    scalars = tuple(_number(name, x, infos[2].dtype) for name, x in (("alpha", alpha), ("beta", beta)))
+    c = None if beta == 0 else c
+    scaling = 2 if c is not None else 1 if alpha != 1 else 0
+    in_place = scaling == 2 and _check_c(describe(c, "c"), infos[2])
+    kernel, lowered = prepared(schedule, infos, scaling)
+    arrays = [ArrayParameter(a, "a", is_readonly=True), ArrayParameter(b, "b", is_readonly=True),
+              ArrayParameter(out, "out", is_filled=not in_place)]
+    if scaling:                                               # without a C another array stands for it, and is not read
+        arrays.append(ArrayParameter(c, "c", is_readonly=True) if scaling > 1 else arrays[0]._replace(name="c"))
+        kernel = dataclasses.replace(kernel, scalars=scalars, function=scaled_in_ring if lowered.maps else scheduled_scaled)
     try:
         kernel.run(arrays, stream)
     except EmulatorError as error:
@@ -63,9 +73,33 @@ def described(a: object, b: ArrayParameter, out: object) -> tuple[tuple[ArrayInf
     return (*given, describe(out, "out")), out
 
 
-def prepared(schedule: Finished, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKernel, Lowered]:
+def _check_c(c: ArrayInfo, out: ArrayInfo) -> bool:
+    """Whether C is ``out`` itself. Raises ValueError for another shape, or if they overlap otherwise; TypeError for numbers
+    of another kind."""
+    if c.shape != out.shape:
+        raise ValueError(f"c is of shape {c.shape}; the product is {' x '.join(map(str, out.shape))}")
+    if (c.dtype.kind in "iu") != (out.dtype.kind in "iu"):
+        raise TypeError(f"c has dtype {c.dtype} and out has {out.dtype}; both are integers or both are floats")
+    if not shares_memory(out, c):
+        return False
+    if (c.pointer, c.strides, c.dtype) != (out.pointer, out.strides, out.dtype):
+        raise ValueError("out overlaps c; give the same array, or memory of its own")
+    return True
+
+
+def _number(name: str, value: Any, dtype: np.dtype) -> Any:
+    """alpha or beta as the kernel takes it. Raises TypeError."""
+    whole = dtype.kind in "iu"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer) if whole else (
+            int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} is {value!r}; give a {'whole ' if whole else ''}number")
+    return np.int32(value) if whole else np.float64(value) if dtype.itemsize == 8 else np.float32(value)
+
+
+def prepared(schedule: Finished, infos: tuple[ArrayInfo, ...], scaling: int = 0) -> tuple[BlockKernel, Lowered]:
     """The kernel that multiplies these matrices. Raises ScheduleError and ValueError where it does not fit them."""
     matrices = list(map(_matrix, ("a", "b", "out"), infos))
+    matrices[2] = matrices[2]._replace(scaling=scaling)
     lowered = kernel_of(schedule, *matrices)
     blocks, is_partial = _blocks(schedule, lowered, infos)
     if is_partial:                                            # a kernel that looks where the matrices end

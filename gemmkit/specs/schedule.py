@@ -48,15 +48,43 @@ from typing import Any
 
 from gemmkit.shapes import Shape, Swizzle
 from gemmkit.specs import nodes
-from gemmkit.specs.moves import XOR
+from gemmkit.specs.accesses import XOR
 from gemmkit.specs.nodes import Bands, ScheduleError, ScheduleStep, line_here
-from gemmkit.specs.tensors import FR, GL, RF, SH, WR
+from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR
 
-__all__ = ["FR", "GL", "RF", "SH", "SRC", "WR", "XOR", "A", "B", "Bands", "Block", "ColMajor", "Init", "K", "Kernel", "M",
-           "MatMul", "Move", "N", "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "Warpgroup", "explore",
-           "micro_kernel"]
+__all__ = [
+    "FR",
+    "GL",
+    "QP",
+    "RF",
+    "SH",
+    "SRC",
+    "WR",
+    "XOR",
+    "A",
+    "B",
+    "Bands",
+    "Block",
+    "ColMajor",
+    "Init",
+    "K",
+    "Kernel",
+    "M",
+    "MatMul",
+    "Move",
+    "N",
+    "QuadPair",
+    "RowMajor",
+    "Schedule",
+    "ScheduleError",
+    "Thread",
+    "Warp",
+    "Warpgroup",
+    "explore",
+    "micro_kernel",
+]
 
-Kernel, Block, Warpgroup, Warp, Thread = nodes.LEVELS
+Kernel, Block, Warpgroup, Warp, QuadPair, Thread = nodes.LEVELS
 RowMajor, ColMajor = nodes.ROW_MAJOR, nodes.COLUMN_MAJOR
 #: Operands: of a MatMul, and of a Move.
 A, B, SRC = 0, 1, 0
@@ -103,18 +131,18 @@ class Schedule:
         step = nodes.Move(operand, memory, implementation, line=line_here())
         if self.kind == "Init" or operand not in ((A, B) if self.kind == "MatMul" else (SRC,)):
             raise step.refuse(f"operand={operand!r}; a MatMul moves A or B, a Move SRC, an Init nothing")
-        if memory not in (SH, RF, FR):
-            raise step.refuse(f"memory={memory!r}; operands move to SH, RF or FR")
+        if memory not in (SH, RF, FR, QP):
+            raise step.refuse(f"memory={memory!r}; operands move to SH, RF, FR or QP")
         _finished(step, "implementation", implementation, "Move")
         return self._with(step)
 
     def accumulate_in(self, memory: str, begin: Schedule, end: Schedule) -> Schedule:
-        """Sums in RF, FR or WR: ``begin`` is a schedule of an Init, ``end`` of a Move."""
+        """Sums in RF, FR, WR or QP: ``begin`` is a schedule of an Init, ``end`` of a Move."""
         step = nodes.Accumulate(memory, begin, end, line=line_here())
         if self.kind != "MatMul":
             raise step.refuse(f"a {self.kind} has no sums; .accumulate_in is of a MatMul")
-        if memory not in (RF, FR, WR):
-            raise step.refuse(f"memory={memory!r}; sums are kept in RF, FR or WR")
+        if memory not in (RF, FR, WR, QP):
+            raise step.refuse(f"memory={memory!r}; sums are kept in RF, FR, WR or QP")
         _finished(step, "begin", begin, "Init")
         _finished(step, "end", end, "Move")
         return self._with(step)
@@ -127,7 +155,8 @@ class Schedule:
     # -- refinements ------------------------------------------------------------------------------------------------
 
     def to(self, level: str) -> Schedule:
-        """Tiles side by side, one for each worker of ``level``: Block, Warpgroup, Warp or Thread."""
+        """Tiles side by side, one for each worker of ``level``: Block, Warpgroup, Warp, QuadPair or
+        Thread."""
         if level not in nodes.LEVELS[1:]:
             raise self._last(nodes.TileStep, ".to").refuse(f".to({level!r}): give {', '.join(nodes.LEVELS[1:])}")
         return self._refined(".to", (nodes.TileStep,), level=level)
@@ -252,8 +281,8 @@ class Finished(Schedule):
     micro: Any = None
 
     def __call__(self, *given: object, **how: Any) -> Any:
-        """Of a kernel's schedule: ``schedule(a, b, out=None, stream=None)``, the product (`gemmkit.specs.run.run`). Of a
-        part: ``done(function)``, executed by a micro-kernel.
+        """Of a kernel's schedule: ``schedule(a, b, out=None, c=None, alpha=1, beta=1, stream=None)``, which is
+        ``alpha a @ b + beta c`` (`gemmkit.specs.run.run`). Of a part: ``done(function)``, executed by a micro-kernel.
 
         Raises ScheduleError, TypeError, ValueError before anything is compiled.
         """

@@ -24,11 +24,22 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.aggregates import Number
-from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import (
+    Context,
+    Signature,
+    TypingContext,
+    TypingError,
+    Values,
+    atom,
+    cgutils,
+    ir,
+    signature,
+    types,
+)
 from gemmkit.lang.references import Static
 from gemmkit.lang.registers import Fragment, call_function, registers
 from gemmkit.lang.scalars import WeakIntLiteral, i32
-from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, known, lowered, traced, type_of
+from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, SplitType, known, lowered, traced, type_of
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import block_x, thread_index, udiv
@@ -48,8 +59,9 @@ from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, loca
 # storage lies in memory, and a matrix may have run-time extents. Shared memory has one more shape: ``layout`` leads from
 # its coordinates to elements (Fig. 3's dims:strides).
 
-#: Global memory, shared memory, a thread's registers (register file), fragments in registers: a warp's, a warpgroup's.
-GL, SH, RF, FR, WR = "GL", "SH", "RF", "FR", "WR"
+#: Global memory, shared memory, a thread's registers (register file), fragments in registers: a warp's, a warpgroup's, a
+#: quad-pair's.
+GL, SH, RF, FR, WR, QP = "GL", "SH", "RF", "FR", "WR", "QP"
 
 _NAMES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "bf16": ml_dtypes.bfloat16, "i8": np.int8,
           "u8": np.uint8, "i32": np.int32, "u32": np.uint32}
@@ -57,7 +69,9 @@ _NAME_OF = {np.dtype(dtype): name for name, dtype in _NAMES.items()}
 
 
 #: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, mma.sync, or wgmma.
-WMMA, MMA, WGMMA = "wmma", "mma", "wgmma"
+WMMA, MMA, WGMMA, QUADS = "wmma", "mma", "wgmma", "mma.m8n8k4"
+#: Extents of a quad-pair's fragments.
+OF_QUADS = {"a": (8, 4), "b": (4, 8), "c": (8, 8)}
 
 
 @dataclass(frozen=True)
@@ -95,17 +109,18 @@ class Form(Static):
     elements are neighbours, and ``alignment`` the alignment of its rows in bytes. ``rank`` is the number of coordinates of
     the storage. ``swizzle`` permutes the places of elements in shared memory. If a matrix ``is_partial``, tiles reach over
     its edge (section 3.4): reads give zeros there, and nothing is written. ``names`` has, for each axis of the storage, its
-    `NamedExtent` or None.
+    `NamedExtent` or None. What a ``scaling`` form is stored to is `on_scaled`: 1 multiplies by alpha, 2 adds beta C too.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: np.dtype, layout: Shape | None = None,
                  unit: int | None = None, alignment: int = 16, role: FragmentRole | None = None, rank: int | None = None,
-                 is_partial: bool = False, swizzle: Swizzle = NONE, names: tuple = ()):
+                 is_partial: bool = False, swizzle: Swizzle = NONE, names: tuple = (), scaling: int = 0):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
         self.rank, self.is_partial = levels[0].rank if rank is None else rank, is_partial
-        self.swizzle, self.names = swizzle, names
-        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle, names)
+        self.swizzle, self.names, self.scaling = swizzle, names, scaling
+        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle, names,
+                       scaling)
         self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
@@ -118,7 +133,7 @@ class Form(Static):
         said = ".".join(map(repr, self.levels))
         further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
         further += (", partial" if self.is_partial else "") + (f", {self.swizzle}" if self.swizzle.terms else "")
-        further += f", {self.names}" if self.names else ""
+        further += (f", {self.names}" if self.names else "") + (f", scaled {self.scaling}" if self.scaling else "")
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -168,7 +183,8 @@ class Form(Static):
 
     def replaced(self, **changed: Any) -> Form:
         """The form with other fields."""
-        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle", "names"
+        names = ("levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle",
+                 "names", "scaling")
         fields = dict(zip(names, self._parts))
         return Form(**{**fields, **changed})
 
@@ -473,6 +489,46 @@ on = traced(on_storage)
 on.__name__ = "on"
 
 
+def _type_scaled(context: TypingContext, out: types.Type, c: types.Type, alpha: types.Type, beta: types.Type,
+                 form: types.Type) -> Any:
+    try:
+        made = on_storage(OpaqueStorage(out, None), known(form))
+    except (NotKnown, TensorError) as error:
+        raise TypingError(str(error)) from None
+    both = types.Tuple((out, c, alpha, beta))
+
+    def codegen(x: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        return lowered(x, b, Tensor(made.form, OpaqueStorage(both, x.make_tuple(b, both, v[:4])), made.base, made.offset))
+
+    return signature(type_of(Tensor(made.form, OpaqueStorage(both, None), made.base, made.offset)), out, c, alpha, beta,
+                     form), codegen
+
+
+@atom(_type_scaled)
+def on_scaled(out: Any, c: Any, alpha: Any, beta: Any, form: Form) -> Tensor:
+    """The tensor of a form whose stores of x put ``alpha x`` (`Form.scaling` 1), or ``alpha x + beta c`` (2) there."""
+    made = on_storage(out, form)
+    return Tensor(made.form, (out, c, alpha, beta), made.base, made.offset)
+
+
+def _type_matrix(context: TypingContext, tensor: types.Type) -> Any:
+    if not isinstance(tensor, SplitType):
+        return None
+    scaling = tensor.static.scaling                           # type: ignore[attr-defined]
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        storage = cgutils.create_struct_proxy(tensor)(c, b, value=v[0]).storage
+        return b.extract_value(storage, 0) if scaling else storage
+
+    return signature(tensor.storage.types[0] if scaling else tensor.storage, tensor), codegen
+
+
+@atom(_type_matrix)
+def matrix_of(tensor: Any) -> Any:
+    """The array in global memory that a tensor stands on, scaled or not."""
+    return tensor.storage[0] if tensor.form.scaling else tensor.storage
+
+
 def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
     """What a form in registers consists of: elements, or fragments of 16 x 16, and how many along each dimension."""
     if form.memory == RF:
@@ -481,6 +537,9 @@ def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
     role = form.role
     if role.by == WGMMA:
         return Fragment(role.dtype, 64 * role.columns // 128), (form.extents[0] // 64, form.extents[1] // role.columns)
+    if role.by == QUADS:
+        rows, columns = OF_QUADS[role.operand]
+        return Fragment(role.dtype, 8 if role.operand == "c" else 4), (form.extents[0] // rows, form.extents[1] // columns)
     spec = wmma.SPECS[(16, 16, 16), role.input, role.accumulator]
     kept = Fragment(role.dtype, spec.count(role.operand) if role.by == WMMA else 16 * 16 // 32)
     return kept, tuple(extent // 16 for extent in form.extents)
@@ -508,7 +567,7 @@ def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type
 
 
 def _check_allocation(form: object, offset: tuple) -> int:
-    if not isinstance(form, Form) or form.memory not in (SH, RF, FR, WR):
+    if not isinstance(form, Form) or form.memory not in (SH, RF, FR, WR, QP):
         raise TensorError(f"Allocate({form}): a form in SH or RF is needed, for example T[8, 8].fp32.RF")
     if None in form.extents:
         raise TensorError(f"Allocate({form}): its extents must be known when the kernel is compiled")
@@ -671,3 +730,4 @@ def blocks(*dims: int) -> Blocks:
 THREAD = Threads((Shape.of_modes(()),))
 WARP = Threads((shape(32),))
 WARPGROUP = Threads((shape(128),))
+QUADPAIR = WARP.tile(shape((4, 2), (1, 16)))
