@@ -599,15 +599,12 @@ def ring_stages(step: Any, operand: OperandForm, count: int, shared_by: int,
     if lines % (8 * shared_by) or lines // shared_by > 256:
         raise step.refuse(f"a tile of {lines} lines{f' for {shared_by} blocks' if shared_by > 1 else ''}: for wgmma TMA "
                           "brings multiples of 8 lines, 256 at most")
-    panels = along // width
-    modes: list[Any] = [((lines, width),)] * 2
-    modes[axis] = ((width, 1), (panels, width * lines))
-    layout, swizzle = Shape.of_modes(modes), shapes.lines(width * size, size)
-    made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
+    made = Form((local(*form.extents),), SH, form.dtype).in_lines(width * size, "row" if axis else "col")
     nbytes = along * lines * size
     at = state.allocate(step, nbytes * count, 1024)
-    said = f"{step}.prefetch: {form} to {made.element}.SH, {layout}, {swizzle}, {count} stages, by cp.async.bulk.tensor"
-    return nodes.RingStages(made, form.dtype, at, nbytes, axis, width, lines, panels, shared_by), said
+    said = (f"{step}.prefetch: {form} to {made.element}.SH, {made.layout}, {made.swizzle}, {count} stages, by "
+            "cp.async.bulk.tensor")
+    return nodes.RingStages(made, form.dtype, at, nbytes, axis, width, lines, along // width, shared_by), said
 
 
 def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> FragmentRole:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import each, split
 from gemmkit.ptx import wmma
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
-from gemmkit.ptx.mma import C_8X8, by_columns, by_rows, ldmatrix, map_c
+from gemmkit.ptx.mma import C_8X8, by_columns, by_rows, ldmatrix, map_c, mma_quad_pair
 from gemmkit.ptx.mma import MMA as MMA_SYNC
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.specs.accesses import (
@@ -144,9 +145,15 @@ class CopyLine(Instruction):
 @atomic("Move")
 @dataclass(frozen=True)
 class LoadMatrices(Instruction):
-    """Fig. 1: each lane has the address of a row, and gets two elements of four 8 x 8 matrices."""
+    """Fig. 1: each lane has the address of a line of 16 bytes, and gets 32 bits of each of one, two or four matrices of
+    eight lines. Lines are rows or columns, and so are the 32 bits; 16-bit elements may be turned from one to the other."""
 
-    row: ClassVar[str] = "Move [32].thread [1,8].fp16.SH -> [2,2].[1,2].fp16.RF: ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    row: ClassVar[str] = ("Move [32].thread [1,8].fp16.SH -> [2,2].[1,2].fp16.RF: ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+                          "(.x1 to [1,2], .x2 to [2,1].[1,2]; .trans to [2,1]; of 8 and 32 bits [1,16] to [1,4], [1,4] to "
+                          "[1,1])")
+    outer: tuple
+    inner: tuple
+    is_transposed: bool
 
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
@@ -154,25 +161,59 @@ class LoadMatrices(Instruction):
         yield from count_is(threads, 32)
         yield from memory_is("the source", src, SH)
         yield from memory_is("the destination", dst, RF)
-        yield from levels_are("the source", src, (1, 8))
-        yield from levels_are("the destination", dst, (2, 2), (1, 2))
-        if src.dtype != dst.dtype or src.itemsize != 2:
-            yield f"{src.dtype} goes to {dst.dtype}: elements of 16 bits are moved"
-        if src.layout is not None and count_of(src) == 8 and not _has_whole_rows(src):
+        if src.dtype != dst.dtype or src.itemsize not in (1, 2, 4):
+            yield f"{src.dtype} goes to {dst.dtype}: elements of 8, 16 or 32 bits are moved"
+            return
+        line, part = 16 // src.itemsize, 4 // src.itemsize
+        if len(src.levels) != 1 or src.extents not in ((1, line), (line, 1)):
+            yield f"the source is {src}, not [1,{line}] or [{line},1]"
+        outer, inner = _matrices(dst)
+        if inner not in ((1, part), (part, 1)) or len(outer) != 2 or math.prod(outer) not in (1, 2, 4):
+            yield f"the destination is {dst}, not [2,2].[1,{part}], [2,1].[1,{part}], [1,{part}] or the same of [{part},1]"
+        elif src.itemsize != 2 and (src.extents[0] == 1) != (inner[0] == 1):
+            yield f"elements of {8 * src.itemsize} bits are not turned from rows to columns, as those of 16 bits are"
+        if src.layout is not None and count_of(src) == line and not _has_whole_rows(src):
             yield f"a row is not 16 bytes of neighbours, aligned, in the layout {src.layout}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        outer, inner = _matrices(dst)
+        return cls(outer, inner, src.itemsize == 2 and (src.extents[0] == 1) != (inner[0] == 1))
+
+    @property
+    def becomes(self) -> str:
+        trans = ".trans" if self.is_transposed else ""
+        return f"ldmatrix.sync.aligned.m8n8.x{self.outer[0] * self.outer[1]}{trans}.shared.b16"
+
+    @property
+    def count(self) -> int:
+        return int(self.outer[0] * self.outer[1])
+
+    @property
+    def each(self) -> int:
+        return int(self.inner[0] * self.inner[1])
 
     def run(self, src: Tensor, dst: Tensor) -> None:
         base, offset = src.element_at
-        values = ldmatrix(src.storage, base, offset, 4, False)
-        for i in range(2):
-            for j in range(2):
-                n = 4 * i + 2 * j
-                write_registers(dst.storage, dst[i, j].at, (1, 2), (values[n], values[n + 1]))
+        each(_keep_matrix, split(ldmatrix(src.storage, base, offset, self.count, self.is_transposed), self.each), self, dst)
+
+
+def _keep_matrix(values: tuple, n: int, load: LoadMatrices, dst: Tensor) -> None:
+    i = n // load.outer[1]
+    down, across = i * load.inner[0], (n - i * load.outer[1]) * load.inner[1]
+    write_registers(dst.storage, (dst.at[0] + down, dst.at[1] + across), load.inner, values)
+
+
+def _matrices(form: Form) -> tuple[tuple, tuple]:
+    """(how many matrices down and across, a lane's part of each)."""
+    *outer, inner = (level.extents for level in form.levels)
+    return (tuple(outer[0]) if len(outer) == 1 else (1, 1) if not outer else ()), inner
 
 
 def _has_whole_rows(form: Form) -> bool:
     try:
-        return bool(access_of(form) == InShared(1, 8, 8))
+        return bool(access_of(form) == InShared(1, count_of(form), count_of(form)))
     except ValueError:
         return False
 
@@ -467,6 +508,27 @@ class StoreQuads(Instruction):
         own = dst.window(8, 8, QUAD_LANES(lane_index()), "base")
         for n in range(0, 8, 2):
             self.target.store(own.window(1, 2, QUAD_VALUES(n), "offset"), (values[n], values[n + 1]))
+
+
+@atomic("MatMul")
+@dataclass(frozen=True)
+class MultiplyQuads(Instruction):
+    """Volta's instruction, of fragments (Fireiron, Fig. 8)."""
+
+    row: ClassVar[str] = ("MatMul [(4,2):(1,16)].thread [8,4].QP, [4,8].QP -> [8,8].QP: "
+                          "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        yield from count_is(threads, 8)
+        for name, form in zip("abc", given):
+            yield from of_quads(name, form, name)
+
+    def run(self, a: Any, b: Any, c: Any) -> None:
+        (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
+        m, n = udiv(ci, 8), udiv(cj, 8)
+        c.storage[m, n] = mma_quad_pair(a.storage[udiv(ai, 8), udiv(aj, 4)], b.storage[udiv(bi, 4), udiv(bj, 8)],
+                                        c.storage[m, n])
 
 
 # --------------------------------------------------------------------------------------------------

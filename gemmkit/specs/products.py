@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.registers import each, generate, split
+from gemmkit.lang.registers import each, generate, join, split
 from gemmkit.ptx import wgmma, wmma
 from gemmkit.ptx.arithmetic import fma, hfma, hfma2, outer_fma
 from gemmkit.ptx.memory import load_shared, shared, store_global, store_shared
@@ -66,7 +66,6 @@ from gemmkit.specs.tensors import QP, WMMA, Form, Tensor, Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
-K_OF_MMA = 16
 
 
 def _three(given: tuple) -> Iterator[tuple[str, Form]]:
@@ -271,65 +270,83 @@ def _given_back(number: int, out: tuple) -> Any:
 @atomic("MatMul")
 @dataclass(frozen=True)
 class MultiplyMatrices(Instruction):
-    """Ampere's tensor cores, by registers."""
+    """Ampere's and later tensor cores, by registers: of any instruction in `gemmkit.ptx.mma`'s table. A register of 32 bits
+    (of float64, 64) has w elements: A has parts of [1,w], B of [w,1], C of [1,2]."""
 
     row: ClassVar[str] = ("MatMul [32].thread [2,2].[1,2].fp16.RF, [2,1].[2,1].fp16.RF -> [2,1].[1,2].fp32.RF: "
-                          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 (and of bf16)")
-    kind: np.dtype
-    accumulator: np.dtype
+                          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 (and of bf16, tf32, fp64, i8, u8, e4m3, e5m2)")
+    key: tuple
+    width: int
 
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
-        a, b, c = given
         yield from count_is(threads, 32)
-        wanted = (((2, 2), (1, 2)), ((2, 1), (2, 1)), ((2, 1), (1, 2)))
-        for (name, form), extents in zip(_three(given), wanted):
+        for name, form in _three(given):
             yield from memory_is(name, form, RF)
-            yield from levels_are(name, form, *extents)
-        if (16, K_OF_MMA, a.dtype, b.dtype, c.dtype) not in MMA or a.itemsize != 2:
-            yield f"{a.dtype} by {b.dtype} is not added to {c.dtype}"
+            if len(form.levels) != 2 or any(len(level.extents) != 2 or None in level.extents for level in form.levels):
+                yield f"{name} is {form}, not registers by parts, such as [2,2].[1,2]"
+                return
+        a, b, c = given
+        key, w = _mma_key(a, b, c), max(1, 4 // a.itemsize)
+        (m, k), (depth, n), sums = (form.extents for form in given)
+        for name, form, wanted in zip("abc", given, ((1, w), (w, 1), (1, 2))):
+            if form.levels[1].extents != wanted:
+                yield f"{name} has parts of {form.levels[1].extents}, not of {wanted}"
+        if (depth, n) != (k, 1) or sums != (m, 1):
+            yield f"{a} by {b} is not {c}"
+        if key not in MMA:
+            others = sorted({(rows, depth) for rows, depth, *types in MMA if tuple(types) == key[2:]})
+            yield f"{a.dtype} by {b.dtype} is not added to {c.dtype}" if not others else (
+                f"{key[0]} x {key[1]} of A are not {' or '.join(f'{rows} x {depth}' for rows, depth in others)}")
 
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
-        return cls(given[0].dtype, given[2].dtype)
+        a, b, c = given
+        return cls(_mma_key(a, b, c), max(1, 4 // a.itemsize))
+
+    @property
+    def becomes(self) -> str:
+        return f"mma.sync.aligned.m{self.key[0]}n8k{self.key[1]}.row.col"
 
     @property
     def multiply(self) -> Any:
-        return MMA[16, K_OF_MMA, self.kind, self.kind, self.accumulator]
+        return MMA[self.key]
+
+    @property
+    def down(self) -> int:
+        """Parts of A and C down."""
+        return int(self.key[0] // 8)
+
+    @property
+    def deep(self) -> int:
+        """Parts of A and B along K."""
+        return int(self.key[1] // (4 * self.width))
 
     def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        # The instruction has the rows of A's four 8 x 8 matrices fastest; registers have them as (row, column).
-        x = _pair(a[0, 0], (1, 2)) + _pair(a[1, 0], (1, 2)) + _pair(a[0, 1], (1, 2)) + _pair(a[1, 1], (1, 2))
-        y = _pair(b[0, 0], (2, 1)) + _pair(b[1, 0], (2, 1))
-        z = _pair(c[0, 0], (1, 2)) + _pair(c[1, 0], (1, 2))
-        out = self.multiply(x, y, z)
-        write_registers(c.storage, c[0, 0].at, (1, 2), (out[0], out[1]))
-        write_registers(c.storage, c[1, 0].at, (1, 2), (out[2], out[3]))
+        # The instruction has the rows of A's 8 x 8 matrices fastest; registers have them as (row, column).
+        x = join(generate(self.down * self.deep, _part_of_a, a, self.down, self.width))
+        y = join(generate(self.deep, _part_of_b, b, self.width))
+        each(_keep_sums, split(self.multiply(x, y, join(generate(self.down, _part_of_c, c))), 2), c)
 
 
-def _pair(part: Any, extents: tuple) -> tuple:
-    return read_registers(part.storage, part.at, extents)
+def _mma_key(a: Form, b: Form, c: Form) -> tuple:
+    return (8 * a.extents[0], 4 * max(1, 4 // a.itemsize) * a.extents[1], a.dtype, b.dtype, c.dtype)
 
 
-@atomic("MatMul")
-@dataclass(frozen=True)
-class MultiplyQuads(Instruction):
-    """`MultiplyQuadPairs` of fragments (Fireiron, Fig. 8)."""
+def _part_of_a(n: int, a: Any, down: int, width: int) -> tuple:
+    return read_registers(a.storage, a[n % down, n // down].at, (1, width))
 
-    row: ClassVar[str] = ("MatMul [(4,2):(1,16)].thread [8,4].QP, [4,8].QP -> [8,8].QP: "
-                          "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
 
-    @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
-        yield from count_is(threads, 8)
-        for name, form in _three(given):
-            yield from of_quads(name, form, name)
+def _part_of_b(n: int, b: Any, width: int) -> tuple:
+    return read_registers(b.storage, b[n, 0].at, (width, 1))
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
-        (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
-        m, n = udiv(ci, 8), udiv(cj, 8)
-        c.storage[m, n] = mma_quad_pair(a.storage[udiv(ai, 8), udiv(aj, 4)], b.storage[udiv(bi, 4), udiv(bj, 8)],
-                                        c.storage[m, n])
+
+def _part_of_c(n: int, c: Any) -> tuple:
+    return read_registers(c.storage, c[n, 0].at, (1, 2))
+
+
+def _keep_sums(pair: tuple, n: int, c: Any) -> None:
+    write_registers(c.storage, c[n, 0].at, (1, 2), pair)
 
 
 # -- a warpgroup's: wgmma ------------------------------------------------------------------------------------------------

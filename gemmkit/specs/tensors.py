@@ -43,7 +43,7 @@ from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, SplitType, known
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import block_x, thread_index, udiv
-from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, local, shape, span
+from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, lines, local, shape, span
 
 # --------------------------------------------------------------------------------------------------
 # Forms: what is known of a tensor when a kernel is compiled (Graphene, section 3.1): its shapes, element type and memory.
@@ -64,7 +64,8 @@ from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, loca
 GL, SH, RF, FR, WR, QP = "GL", "SH", "RF", "FR", "WR", "QP"
 
 _NAMES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "bf16": ml_dtypes.bfloat16, "i8": np.int8,
-          "u8": np.uint8, "i32": np.int32, "u32": np.uint32}
+          "u8": np.uint8, "i32": np.int32, "u32": np.uint32, "e4m3": ml_dtypes.float8_e4m3fn,
+          "e5m2": ml_dtypes.float8_e5m2}
 _NAME_OF = {np.dtype(dtype): name for name, dtype in _NAMES.items()}
 
 
@@ -200,6 +201,23 @@ class Form(Static):
         if made.extents != self.extents or self.memory != SH:
             raise ShapeError(f"{self}.stored({made}): a layout is of a tensor in SH, and has its extents {self.extents}")
         return self.replaced(layout=made)
+
+    def in_lines(self, nbytes: int = 128, order: str = "row") -> Form:
+        """A matrix in shared memory as TMA brings it and wgmma reads it: lines of ``nbytes`` (32, 64 or 128) along the rows
+        (or columns: ``order`` "col"), whose chunks of 16 bytes are swizzled; further panels of such lines behind. It
+        begins at a multiple of 1024 bytes. Raises ShapeError for an extent that is no multiple of a line's.
+
+        >>> T[64, 128].fp16.SH.in_lines().layout
+        [(64,(64,2)):(64,(1,4096))]
+        """
+        axis, width = int(order == "row"), nbytes // self.itemsize
+        if self.memory != SH or len(self.extents) != 2 or nbytes not in (32, 64, 128) or self.extents[axis] % width:
+            raise ShapeError(f"{self}.in_lines({nbytes}, {order!r}): a matrix in SH is needed, of a multiple of "
+                             f"{width} elements along its lines of 32, 64 or 128 bytes")
+        across = self.extents[1 - axis]
+        modes: list = [((across, width),)] * 2
+        modes[axis] = ((width, 1), (self.extents[axis] // width, width * across))
+        return self.replaced(layout=Shape.of_modes(modes), swizzle=lines(nbytes, self.itemsize))
 
     def tile(self, *tilers: object) -> Form:
         """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay. Raises ShapeError; TensorError
