@@ -55,7 +55,8 @@ GROUPS = {
     "programs": "A GEMM as a program, by blocks alone and in clusters, against cuBLAS",
     "decompositions": "Schedules 1 to 3 of docs/specs.md, float32, against cuBLAS",
     "listings": "Fireiron's listings, against the template of the same tiles and against cuBLAS",
-    "staged": "One schedule of tensor cores, its tiles in shared memory plain, padded, swizzled, a step ahead",
+    "staged": "One schedule of tensor cores, tiles in shared memory plain, padded, swizzled, a step ahead; TMA and wgmma",
+    "fused_specs": "Fused kernels as specs",
     "small": "Small matrices, float16 to float32: the fastest of schedules and matmul, against cuBLAS",
     "mappings": "Mappings (tuning)",
 }

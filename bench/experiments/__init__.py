@@ -26,6 +26,7 @@
 | decompositions | schedules 1 to 3 of docs/specs.md against cuBLAS (not among the default ones) | |
 | listings | both of Fireiron's, against a template of the same tiles, and cuBLAS (not among the default ones) | 1.0, 1.1 |
 | staged | one schedule of tensor cores, tiles in shared memory plain, padded, swizzled, a step ahead (when asked for) | |
+| fused_specs | MLPs, an LSTM cell, layer norms and attention as specs, against PyTorch (when asked for) | |
 | small | M = N = 16 to 512: schedules and matmul against cuBLAS (not among the default ones) | mean 1.1, 1.3 |
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 

@@ -69,6 +69,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "decompositions": specs.named,
     "listings": specs.listings,
     "staged": specs.staged,
+    "fused_specs": specs.fused,
     "small": specs.small,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
@@ -76,11 +77,11 @@ MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minute
 ASKED = (
     "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "ozaki", "complex", "long", "skinny",
     "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
-    "programs", "decompositions", "listings", "staged", "small",
+    "programs", "decompositions", "listings", "staged", "fused_specs", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
-TOGETHER = {"specs": ("decompositions", "listings", "staged", "small")}  # names of several groups
+TOGETHER = {"specs": ("decompositions", "listings", "staged", "fused_specs", "small")}  # names of several groups
 
 
 class Bench(hopper.Bench):

@@ -707,6 +707,12 @@ def _value_of(ty: object) -> Any:
     return known(ty)
 
 
+def _constant(value: Any) -> Any:
+    """A number of the emulator's as Python's, which an instruction is kept with."""
+    number = next((of for of in (int, float) if isinstance(value, of)), None)
+    return value if number is None or isinstance(value, bool) else number(value)
+
+
 def _arguments(kind: str, values: tuple) -> tuple:
     """The place of the threads among a spec's arguments."""
     at = [n for n, x in enumerate(values) if isinstance(x, Threads)]
@@ -737,7 +743,7 @@ def spec(kind: str, doc: str) -> nb.Atom:
         return signature(types.none, *args), codegen
 
     def emulate(*args: object) -> None:
-        at, values = _arguments(kind, tuple(getattr(x, "form", x) for x in args))
+        at, values = _arguments(kind, tuple(_constant(getattr(x, "form", x)) for x in args))
         run: Any = instruction(kind, *values)
         run.run(*args[at + 1:])
 

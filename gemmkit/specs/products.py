@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gemmkit.lang.aggregates import convert, fill
+from gemmkit.lang.aggregates import convert
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import each, generate, join, split
 from gemmkit.ptx import wgmma, wmma
@@ -35,8 +35,9 @@ from gemmkit.specs.accesses import (
     read_registers,
     write_registers,
 )
-from gemmkit.specs.moves import SIDE, fragment_key, of_quads
+from gemmkit.specs.moves import SIDE, fragment_key
 from gemmkit.specs.nodes import thread_of_group
+from gemmkit.specs.pointwise import of_warpgroup
 from gemmkit.specs.schedule import (
     FR,
     GL,
@@ -62,7 +63,7 @@ from gemmkit.specs.schedule import (
     Warpgroup,
     micro_kernel,
 )
-from gemmkit.specs.tensors import QP, WMMA, Form, Tensor, Threads
+from gemmkit.specs.tensors import WMMA, Form, Tensor, Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
@@ -468,54 +469,13 @@ class MultiplyShared(Instruction):
         c.storage[m, n] = sums
 
 
-def _of_warpgroup(threads: Threads, form: Form) -> Iterator[str]:
-    yield from count_is(threads, 128)
-    yield from memory_is("the sums", form, WR)
-    if form.role is not None and form.extents != (64, form.role.columns):
-        yield f"the sums are {form}, not one fragment of 64 x {form.role.columns}"
-
-
-@atomic("Init")
-@dataclass(frozen=True)
-class InitSums(Instruction):
-    """Sums of a warpgroup, or of a quad-pair."""
-
-    row: ClassVar[str] = "Init<value> [128].thread -> [64,n].WR; [(4,2):(1,16)].thread -> [8,8].QP: mov"
-    value: Any
-    dtype: np.dtype
-    rows: int
-    columns: int
-    threads: int
-
-    @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
-        if given[-1].memory == QP:
-            yield from count_is(threads, 8)
-            yield from of_quads("the sums", given[-1], "c")
-        else:
-            yield from _of_warpgroup(threads, given[-1])
-
-    @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
-        dst = given[-1]
-        rows, columns = dst.extents
-        return cls(given[0] if len(given) > 1 else 0, dst.dtype, rows, columns, threads.size)
-
-    @property
-    def count(self) -> int:
-        return self.rows * self.columns // self.threads
-
-    def run(self, dst: Any) -> None:
-        i, j = dst.at
-        dst.storage[udiv(i, self.rows), udiv(j, self.columns)] = fill(self.dtype, self.count, self.value)
-
-
 @atomic("Move")
 @dataclass(frozen=True)
 class StoreSums(Instruction):
-    """Sums of a warpgroup to a matrix: a thread has two neighbours in a row of each 8 columns. They are converted."""
+    """Sums of a warpgroup to a matrix, or to shared memory: a thread has two neighbours in a row of each 8 columns. They are
+    converted."""
 
-    row: ClassVar[str] = "Move [128].thread [64,n].WR -> [64,n].GL: st of two neighbours a thread, converted"
+    row: ClassVar[str] = "Move [128].thread [64,n].WR -> [64,n].GL or SH: st of two neighbours a thread, converted"
     target: Any
     columns: int
     dtype: np.dtype
@@ -523,8 +483,8 @@ class StoreSums(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
         src, dst = given
-        yield from _of_warpgroup(threads, src)
-        yield from memory_is("the destination", dst, GL)
+        yield from of_warpgroup(threads, src)
+        yield from memory_is("the destination", dst, GL, SH)
         if src.role is not None:
             yield from levels_are("the destination", dst, (64, src.role.columns))
 
