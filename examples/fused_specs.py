@@ -150,14 +150,14 @@ def over_the_warp(part: Any) -> None:
 @cache
 def layernorm(columns: int = 1024) -> Any:
     """``kernel(x, gamma, beta, y)``: rows of float16, a warp each, in registers; ``columns`` is a multiple of 256."""
-    pieces, factor = columns // 256, np.float32(1 / columns)
+    pieces, factor = columns // 256, 1 / columns
     held, part = T[pieces, 8].fp32.RF, T[1, 8].fp16.RF
 
     def mean(x):  # type: ignore[no-untyped-def]
         return x * factor
 
     def deviation(x):  # type: ignore[no-untyped-def]
-        return 1 / math.sqrt(x * factor + np.float32(1e-5))
+        return 1 / math.sqrt(x * factor + 1e-5)
 
     def kernel(blocks, threads, X, gamma, beta, Y):  # type: ignore[no-untyped-def]
         one, (warp, lane), m = threads.scalar(), threads.indices(), blocks.indices()[0]
@@ -200,7 +200,7 @@ def layernorm(columns: int = 1024) -> Any:
 QUERIES, VALUES, KEYS = T[64, 64].fp16.SH.in_lines(), T[64, 64].fp16.SH.in_lines(), T[64, 64].fp16.SH.in_lines(128, "col")
 OF_QUERIES, SCORES, ROW, OUT = T[2, 16].fp16.RF, T[2, 16].fp32.RF, T[2, 1].fp32.RF, T[1, 2].fp16.RF
 OPERAND = T[8, 1].fp16.RF                                     # of 32 along the sum, 8 columns
-SCALE = np.float32(1 / 8)
+SCALE = 1 / 8
 
 
 def exponential(x: Any) -> Any:

@@ -234,7 +234,7 @@ class InScaled(InPartial):
                 old = generate(self.count, _element_or_zero, self, c, tensor.at)
             values = apply(_scaled, split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2), alpha, beta)
         else:
-            values = apply(_times, values, alpha)
+            values = apply(_multiplied, values, alpha)
         values = apply(_as_kind, values, self.dtype)
         if _are_inside(self, tensor.at, self.count, out.shape):
             store_global(out, self.axis, tensor.base, tensor.offset, values)
@@ -249,7 +249,7 @@ def _scaled(pair: tuple, n: int, alpha: Any, beta: Any) -> Any:
     return alpha * pair[0] + beta * pair[1]
 
 
-def _times(value: Any, n: int, alpha: Any) -> Any:
+def _multiplied(value: Any, n: int, alpha: Any) -> Any:
     return alpha * value
 
 
@@ -686,7 +686,11 @@ def instruction(kind: str, *given: Any) -> Instruction:
     for number, cls in enumerate(_known[kind]):
         wrong = list(cls.differs(threads, *parameters, *forms))
         if not wrong:
-            return cls.of(threads, *parameters, *forms)
+            found = cls.of(threads, *parameters, *forms)
+            if freeze(found).leaves:                          # a kernel's arguments, of which a spec has none
+                raise NoAtom(f"{kind}: a function among its parameters refers to NumPy's numbers or to arrays; write "
+                             "Python's numbers, which take the type of what they are combined with")
+            return found
         missed.append((len(wrong), number, cls, wrong))
     missed.sort(key=lambda m: m[:2])
     nearest = [f"  {cls.row}\n    but {'; '.join(wrong)}" for _, _, cls, wrong in missed[:NEAREST]]
@@ -709,8 +713,7 @@ def _value_of(ty: object) -> Any:
 
 def _constant(value: Any) -> Any:
     """A number of the emulator's as Python's, which an instruction is kept with."""
-    number = next((of for of in (int, float) if isinstance(value, of)), None)
-    return value if number is None or isinstance(value, bool) else number(value)
+    return value if isinstance(value, bool) else next((of(value) for of in (int, float) if isinstance(value, of)), value)
 
 
 def _arguments(kind: str, values: tuple) -> tuple:

@@ -11,9 +11,12 @@ import pytest
 import gemmkit as gk
 from examples import fused_specs
 from gemmkit import specs
-from gemmkit.runtime.compile import disassemble, instruction_counts
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.compile import disassemble, instruction_counts, to_ptx
+from gemmkit.runtime.device import H100
 from gemmkit.specs import NoAtom, T, instruction
 from gemmkit.specs.tensors import WARPGROUP
+from tests.ptx_machine.launch import run_ptx
 from tests.support.harness import aligned
 
 F16 = np.float16
@@ -39,7 +42,22 @@ def on_gpu(kernel: Any, *arrays: np.ndarray) -> np.ndarray:
     return np.asarray(there[-1].get()).astype(float)
 
 
-RUNS = pytest.mark.parametrize("run", [emulated, pytest.param(on_gpu, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+def interpreted(kernel: Any, *arrays: np.ndarray) -> np.ndarray:
+    """What it is compiled to, in the interpreter of PTX."""
+    arrays[-1][...] = np.nan
+    infos = [describe(x, "x") for x in arrays]
+    sizes = {of.name: size for form, x in zip(kernel.forms, arrays) for of, size in zip(form.names, x.shape) if of is not None}
+    made = kernel._kernel(sizes)
+    launchable = made.launchable((False,) * len(infos), infos, H100)
+    ptx = to_ptx(made.function, tuple(x.type for x in launchable.arguments), made.threads, H100)
+    run_ptx(ptx, made.threads, made.blocks, launchable.values, arrays, made.shared_bytes)
+    return arrays[-1].astype(float)
+
+
+GPU = pytest.param(on_gpu, marks=pytest.mark.gpu)
+RUNS = pytest.mark.parametrize("run", [emulated, GPU], ids=["emulator", "gpu"])
+#: The interpreter has no wgmma.
+RUNS_AND_PTX = pytest.mark.parametrize("run", [emulated, pytest.param(interpreted, marks=pytest.mark.compile), GPU], ids=["emulator", "ptx", "gpu"])
 
 
 @RUNS
@@ -60,7 +78,7 @@ def test_lstm(run: Any, sizes: tuple, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found, fused_specs.lstm_reference(a, b, x, y, bias), rtol=2e-3, atol=1e-2)
 
 
-@RUNS
+@RUNS_AND_PTX
 @pytest.mark.parametrize(("rows", "columns"), [(5, 256), (4, 512), (1, 1024)])
 def test_layernorm(run: Any, rows: int, columns: int, rng: np.random.Generator) -> None:
     x, gamma, beta = normal(rng, rows, columns), normal(rng, columns), normal(rng, columns)
@@ -68,7 +86,7 @@ def test_layernorm(run: Any, rows: int, columns: int, rng: np.random.Generator) 
     np.testing.assert_allclose(found, fused_specs.layernorm_reference(x, gamma, beta), rtol=2e-3, atol=4e-3)
 
 
-@RUNS
+@RUNS_AND_PTX
 @pytest.mark.parametrize(("heads", "keys"), [(2, 64), (1, 128)])
 def test_attention(run: Any, heads: int, keys: int, rng: np.random.Generator) -> None:
     q, k, v = (normal(rng, heads, keys, 64) for _ in range(3))
@@ -129,3 +147,23 @@ def test_no_instruction(given: tuple, words: str) -> None:
 def test_rows_that_do_not_fit() -> None:
     with gk.emulate(), pytest.raises(ValueError, match=r"Y has shape \(41, 128\), and M is 40 in X"):
         fused_specs.mlp(1)(np.zeros((40, 128), F16), np.zeros((128, 128), F16), np.zeros((1, 128), F16), np.zeros((41, 128), F16))
+
+
+FACTOR = np.float32(0.5)
+
+
+def halved(x: Any) -> Any:
+    return x * FACTOR
+
+
+@specs.kernel(grid=(1,), block=(32,))
+def scaled(blocks: Any, threads: Any, X: T[32].fp32.GL) -> None:  # type: ignore[name-defined]
+    part = X.tile(1)[threads.indices()[0]]
+    specs.UnaryPointwise(halved, threads.scalar(), part, part)
+
+
+@pytest.mark.parametrize("where", ["emulated", "compiled"])
+def test_functions_that_refer_to_numpys_numbers(where: str) -> None:
+    """They were 0 in compiled kernels."""
+    with gk.emulate(), pytest.raises((NoAtom, gk.ComponentError), match="refers to NumPy's numbers or to arrays; write Python's numbers"):
+        scaled(np.ones(32, np.float32)) if where == "emulated" else scaled.compile()
