@@ -78,7 +78,7 @@ class Emulated(Host):
             if isinstance(made, Compiled):                         # within `product`
                 others(mode, made, arrays)
             else:
-                launch(lambda: others(mode, made, arrays), made.filled(arrays)[0])
+                launch(lambda: others(mode, made, arrays), (made.filled(arrays) or [arrays[-1].value])[0])    # a spec writes its last
 
         with mock.patch.object(Plan, "_emulate", plan), mock.patch.object(ExecutionTarget, "run", kernel), gemmkit.emulate():
             yield
