@@ -55,10 +55,10 @@ from gemmkit.specs.tensors import (
     WARP,
     WARPGROUP,
     WR,
-    Along,
     Blocks,
     Form,
     Grid,
+    GridAxis,
     TensorError,
     Threads,
     on_storage,
@@ -284,14 +284,14 @@ class SpecKernel:
         self._function, self._threads, self._shared_bytes = function, Threads((Shape(block),)), shared_bytes
         notes = inspect.get_annotations(function, eval_str=True)
         self.names = tuple(inspect.signature(function).parameters)[2:]            # behind blocks and threads
-        self.grid = tuple(Along(x, 1) if isinstance(x, str) else x for x in grid)
-        steps = {x.name: x.step for x in self.grid if isinstance(x, Along)}
+        self.grid = tuple(GridAxis(x, 1) if isinstance(x, str) else x for x in grid)
+        steps = {x.name: x.step for x in self.grid if isinstance(x, GridAxis)}
         self.forms: tuple[Any, ...] = tuple(self._form(name, notes.get(name), steps) for name in self.names)
         if not self.forms:
             raise TensorError(f"{self.__name__}: give at least one tensor, for example A: T[64, 64].fp16.GL")
         known = {of.name for form in self.forms for of in form.names if of is not None}
         for x in self.grid:
-            if isinstance(x, Along) and (x.name not in known or x.step != steps[x.name]):
+            if isinstance(x, GridAxis) and (x.name not in known or x.step != steps[x.name]):
                 why = f"goes along it in steps of {steps[x.name]} too" if x.name in known else (
                     f"no tensor has an extent of that name (they have {', '.join(sorted(known)) or 'none'})")
                 raise TensorError(f"{self.__name__}: grid={grid}: {x.name}: {why}")
@@ -331,7 +331,7 @@ class SpecKernel:
 
     def _kernel(self, sizes: dict[str, int]) -> BlockKernel:
         """The kernel for these sizes, and all that have as much in common with the tiles' steps."""
-        counts = tuple(-(-sizes[x.name] // x.step) if isinstance(x, Along) else x for x in self.grid)
+        counts = tuple(-(-sizes[x.name] // x.step) if isinstance(x, GridAxis) else x for x in self.grid)
         if (blocks := math.prod(counts)) > MOST_BLOCKS:
             raise ValueError(f"{self.__name__}: {' x '.join(map(str, counts))} blocks are needed; a grid has {MOST_BLOCKS} "
                              "at most")
@@ -339,7 +339,7 @@ class SpecKernel:
         forms = tuple(form.replaced(names=tuple(of and of._replace(divisor=divisors[of.name]) for of in form.names))
                       for form in self.forms)
         if forms not in self._kernels:
-            if any(isinstance(x, Along) for x in self.grid):
+            if any(isinstance(x, GridAxis) for x in self.grid):
                 made = Decomposition(self._function, None, tuple(map(self._along, self.grid)), self._threads, forms)
             else:
                 made = Decomposition(self._function, Blocks((Shape(self.grid),)), (), self._threads, forms)
@@ -348,7 +348,7 @@ class SpecKernel:
         return dataclasses.replace(self._kernels[forms], blocks=blocks)
 
     def _along(self, dimension: Any) -> tuple[int, int, int]:
-        if not isinstance(dimension, Along):
+        if not isinstance(dimension, GridAxis):
             return dimension, 0, 0
         return *next((n, axis) for n, form in enumerate(self.forms) for axis, of in enumerate(form.names)
                      if of is not None and of.name == dimension.name), dimension.step
@@ -373,6 +373,7 @@ def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
     Raises TensorError if a tensor is not annotated with its type, an extent that is known at run time has no name, or the
     grid names an extent that no tensor has.
 
+    >>> import gemmkit, numpy as np
     >>> from gemmkit import specs
     >>> from gemmkit.specs import T, cdiv
     >>> @specs.kernel(grid=(cdiv("M", 8),), block=(4,))

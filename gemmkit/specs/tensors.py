@@ -717,22 +717,22 @@ class Grid(Split):
         return self.places(block_x())
 
 
-class Along(NamedTuple):
+class GridAxis(NamedTuple):
     """A dimension of a grid: as many blocks as tiles of ``step`` cover the extent ``name``."""
 
     name: str
     step: int
 
 
-def cdiv(name: str, step: int) -> Along:
+def cdiv(name: str, step: int) -> GridAxis:
     """A dimension of a grid that goes along an extent with a name, in steps of so many elements. Raises TensorError.
 
     >>> cdiv("M", 64)
-    Along(name='M', step=64)
+    GridAxis(name='M', step=64)
     """
     if not isinstance(name, str) or type(step) is not int or step < 1:
         raise TensorError(f"cdiv({name!r}, {step!r}): give an extent's name and a number of at least 1, as in cdiv('M', 64)")
-    return Along(name, step)
+    return GridAxis(name, step)
 
 
 def threads(*dims: int) -> Threads:
