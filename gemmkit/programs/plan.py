@@ -41,24 +41,24 @@ from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_o
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
-from gemmkit.programs.collectives import BY_TMA, ROWS, TmaOut
+from gemmkit.programs.collectives import ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
     CallArguments,
+    GridProblem,
     Launches,
     NotByTma,
-    Printed,
     Sizes,
     check_launch,
     check_read,
     given_by,
     host_arrays,
     in_pairs,
-    laid_out,
     launches_of,
     leaves_by_tma,
     module_of,
+    said,
     shared,
     started,
 )
@@ -66,11 +66,11 @@ from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.pieces import PiecePrinter, supported
-from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, refuse_forms, said, simplified
+from gemmkit.programs.places import OutKind, Places, Printed, ordered, places_of, refuse_forms
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printer, function_of
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
@@ -78,7 +78,7 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.tuning.problems import RESIDENT, Choice, MappingProblem, choose
+from gemmkit.tuning.problems import RESIDENT, choose
 
 # --------------------------------------------------------------------------------------------------
 # The kernel that a program's passes have made for arrays of some kinds, and its launch.
@@ -542,75 +542,6 @@ class GridResizing(Resizing):
     def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
         places = self.problem.places
         return {index.name: sizes[index.extent] for index in (*_tile_indices(places), *(x.index for x in places.loops))}
-
-
-@dataclass(frozen=True)
-class GridProblem(MappingProblem):
-    """A program whose tiles have rows and columns: its mapping, how it lies in memory, and how results leave. Where the
-    mapping does not say how wide tiles are, they are as wide as waves of them take the least time; where these do not fit
-    in shared memory, they are narrower, or have half of A's rows."""
-
-    loop: Loop
-    places: Places
-    infos: dict[str, ArrayInfo]
-    mapping: Mapping
-    kernel: KernelLimits
-    known: dict[Mapping, Choice | ConfigError] = field(default_factory=dict)      # what sizes do not decide
-
-    def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
-        m, n = (index.name for index in self.places.indices)
-        for given in (self.mapping, replace(self.mapping, warpgroups=1)):
-            made = laid_out(self.places, given, self.kernel, device.sm_count)
-            yield made
-            while n not in given.blocks and made.blocks[n] > STEP:
-                made = replace(made, blocks={**made.blocks, n: made.blocks[n] - STEP})
-                yield made
-            if given.warpgroups or m in given.blocks or made.warpgroups == 1:
-                return
-
-    def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
-        """What is made for the first size is every size's. Raises ConfigError where it was raised then."""
-        found = self.known.get(mapping)
-        if found is None:
-            try:
-                found = self._specialised(mapping, device)
-            except ConfigError as error:
-                found = error
-            self.known[mapping] = found
-        if isinstance(found, ConfigError):
-            raise found
-        return found
-
-    def _specialised(self, mapping: Mapping, device: DeviceInfo) -> Choice:
-        places, stores, outs = self.places, self.places.stores, list[Out]()
-        stale = {c.init for held in self.loop.body if isinstance(held, Loop) for c in held.carried if c.init.op == "after"}
-        for store, root in zip(stores, simplified([store.value for store in stores])):
-            made = _element(store, root, places, mapping.warpgroups)
-            if stale & set(made.uses):
-                raise refused(ValueError, "an accumulator is read here, but a later loop adds to it; store it after the "
-                                          "last loop", store.line)
-            info = self.infos[store.parameter.name]
-            for array in made.arrays:
-                check_read(array, self.infos[array], store.line)
-            m, n = places.indices
-            whole = self.kernel.whole_rows if m.piece is None else "PieceOut" if len(stores) == 1 else "OctetOut"
-            ways = (whole, "DirectOut") if store.lookup is None else ("ScatteredOctets", "ScatteredPairs")
-            kind = {None: ways[not leaves_by_tma(info)], m: "ColumnsOut", n: "RowsOut"}[store.only]
-            outs.append(Out(store, info.dtype, kind, kind == ways[1] and in_pairs(info),
-                            None if root.op == "after" else made, made.sums[0]))
-        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind in BY_TMA}
-        return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
-
-
-def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int) -> ElementFunction:
-    """What becomes of the sums of a tile, or of its rows or columns alone."""
-    name, (m, n) = f"element_of_{store.parameter.name}", places.indices
-    if store.only is n:
-        return function_of(name, root, (m,), places.rows, places.stacks)
-    if store.only is m:
-        return function_of(name, root, (n,), places.columns, places.stacks, place="column",
-                           step=128 * warpgroups)
-    return function_of(name, root, (m, n), places.cells, places.stacks, rows=places.rows, columns=places.columns)
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,

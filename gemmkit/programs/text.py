@@ -16,7 +16,6 @@ import numpy as np
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_whole_load
 from gemmkit.programs.collectives import BY_TMA, COLUMN, ROW, ROWS_OF
-from gemmkit.programs.launches import Printed
 from gemmkit.programs.places import (
     Allocation,
     Await,
@@ -25,6 +24,7 @@ from gemmkit.programs.places import (
     Multiply,
     Ordered,
     Places,
+    Printed,
     Read,
     Release,
     Ring,
@@ -371,16 +371,6 @@ class Out:
     @property
     def name(self) -> str:
         return self.store.parameter.name
-
-
-@dataclass(frozen=True)
-class OutKind:
-    """How a result leaves: the collective's name, and what it is made for."""
-
-    kind: str
-    dtype: np.dtype
-    pairs: bool
-    columns: int
 
 
 def of_blocks(count: str, cluster: Cluster) -> str:

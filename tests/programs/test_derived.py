@@ -351,7 +351,7 @@ def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
     (gk.Mapping({"q": 64}), "indices are m, n, k"), (gk.Mapping({"m": 64}), "128 are needed"),
     (gk.Mapping({"n": 72}), "64, 128, 192 or 256"), (gk.Mapping({"n": 256}, warpgroups=3), "128 columns fit"),
     (gk.Mapping(stages=1), "2 are needed"), (gk.Mapping(stages=16), "bytes of shared memory"),
-    (gk.Mapping(shared_bytes=10_000), "10000 are there"),
+    (gk.Mapping(shared_bytes=10_000), "only 10000 are available"),
     (gk.Mapping(stages={"a": 2, "b": 3}), "a and b share stages"), (gk.Mapping(stages={"d": 2}), "the arrays in stages are a, b"),
     (gk.Mapping(ahead=True), "these rounds only add"), (gk.Mapping(across=True), "these rounds only add"),
     (gk.Mapping(turns=True), "these rounds only add"), (gk.Mapping(descending=True), "tiles of whole rows"),
