@@ -31,7 +31,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import BY_TMA, PATTERN, ROWS
-from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
+from gemmkit.programs.mapping import MOST_BAND, REGISTERS, SHARED, KernelLimits, Mapping
 from gemmkit.programs.places import LEAST_STAGES, Allocation, Places, Ring, simplified, walked
 from gemmkit.programs.text import ElementFunction, Out, function_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
@@ -285,7 +285,6 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
     Raises ConfigError for names that the program has not, and for lengths that no product has.
     """
     m, n = places.indices
-    mapping.refuse_orders(places.names)
     names = [index.name for index in (m, n, *(rounds.index for rounds in places.loops))]
     other = next((name for name in mapping.blocks if name not in names), None)
     if other is not None:
@@ -300,17 +299,17 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
     if most == 0:
         raise ConfigError(f"{len(places.starts)} accumulators do not fit in the registers of {mapping.warpgroups} "
                           f"warpgroups; at most {kernel.most_sums[1] // 64} do")
-    blocks = {m.name: rows, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
+    blocks = {m.name: rows, n.name: 64, **{r.index.name: 2 * kernel.depth // r.size for r in places.loops}}
     blocks.update(mapping.blocks)
     if blocks[m.name] != parts * rows:
         more = "" if kernel.parts == 1 else f", or {2 * rows}"
         raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
                           f"has {ROWS} rows, so {rows} are needed{more}")
-    for name in (n.name, *(rounds.index.name for rounds in places.loops)):
-        whole = 64 if name == n.name else kernel.depths
+    steps = {rounds.index.name: {4: kernel.depths // 2, 2: kernel.depths, 1: STEP}[rounds.size] for rounds in places.loops}
+    for name, whole in {n.name: STEP, **steps}.items():
         if blocks[name] % whole or blocks[name] > 256:
             raise ConfigError(f"Mapping(blocks={{{name!r}: {blocks[name]}}}): " + (
-                "64, 128, 192 or 256 is needed" if whole == 64 else f"a multiple of {whole} up to 256 is needed"))
+                "64, 128, 192 or 256 is needed" if whole == STEP else f"a multiple of {whole} up to 256 is needed"))
     if blocks[n.name] > max(64, most):
         raise ConfigError(f"Mapping(blocks={{{n.name!r}: {blocks[n.name]}}}, warpgroups={mapping.warpgroups}): with "
                           f"{len(places.starts)} accumulators, {most} columns fit in registers")
@@ -321,7 +320,7 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: De
               kernel: KernelLimits) -> Allocation:
     """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""
     blocks = sized(places, mapping, kernel)
-    sizes = [[2 * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
+    sizes = [[tile.dtype.itemsize * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
              for rounds in places.loops]
     limit = device.shared_memory_per_block
     bound = min(limit, mapping.shared_bytes or limit)
@@ -414,8 +413,9 @@ class NotByTma(ValueError):
 
 def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
                   rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
-                  kernel: KernelLimits | None = None) -> None:
-    """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
+                  kernel: KernelLimits | None = None, integers: Container[str] = ()) -> None:
+    """``integers``: results that may be int32. Raises ValueError where a kernel cannot bring an operand, a sum goes over
+    nothing, or results share memory."""
     for index in rounds:
         if sizes[index.extent] == 0:
             raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
@@ -434,9 +434,9 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         info = infos[store.parameter.name]
         if info.readonly:
             raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
-        if info.dtype not in RESULTS:
+        if info.dtype not in RESULTS and not (info.dtype == np.int32 and store.parameter.name in integers):
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
-                                     "float32", store.line)
+                                     "float32; or int32, if it is a cell of products of integers as it is", store.line)
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in results or other in results) and shares_memory(x, y):
             raise shared(one, other)
@@ -490,7 +490,11 @@ class GridProblem(MappingProblem):
                 made = replace(made, blocks={**made.blocks, n: made.blocks[n] - STEP})
                 yield made
             if given.warpgroups or m in given.blocks or made.warpgroups == 1:
-                return
+                break
+        results = [store.parameter.name for store in self.places.stores]
+        if self.kernel.uses_tma and not self.mapping.places.keys() & {*results}:       # without memory on their way out
+            by_registers = replace(self.mapping, places={**self.mapping.places, **dict.fromkeys(results, REGISTERS)})
+            yield from replace(self, mapping=by_registers).candidates(device)
 
     def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
         """What is made for the first size is every size's. Raises ConfigError where it was raised then."""
@@ -507,6 +511,7 @@ class GridProblem(MappingProblem):
 
     def _specialised(self, mapping: Mapping, device: DeviceInfo) -> Choice:
         places, stores, outs = self.places, self.places.stores, list[Out]()
+        mapping.refuse_orders(places.names, sorted(places.arguments))
         stale = {c.init for held in self.loop.body if isinstance(held, Loop) for c in held.carried if c.init.op == "after"}
         for store, root in zip(stores, simplified([store.value for store in stores])):
             made = _element(store, root, places, mapping.warpgroups)
@@ -519,11 +524,35 @@ class GridProblem(MappingProblem):
             m, n = places.indices
             whole = self.kernel.whole_rows if m.piece is None else "PieceOut" if len(stores) == 1 else "OctetOut"
             ways = (whole, "DirectOut") if store.lookup is None else ("ScatteredOctets", "ScatteredPairs")
+            if mapping.places.get(store.parameter.name) == REGISTERS and ways[0] in BY_TMA:
+                ways = "OctetOut", ways[1]
             kind = {None: ways[not leaves_by_tma(info)], m: "ColumnsOut", n: "RowsOut"}[store.only]
             outs.append(Out(store, info.dtype, kind, kind == ways[1] and in_pairs(info),
                             None if root.op == "after" else made, made.sums[0]))
+        check_places(places, mapping, outs)
         nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind in BY_TMA}
         return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
+
+
+def check_places(places: Places, mapping: Mapping, outs: list[Out]) -> None:
+    """Raises ConfigError, with the reason, for a place that a cell or an array does not have."""
+    operands = {tile.parameter.name for rounds in places.loops for tile in rounds.tiles}
+    kinds = {out.name: out.kind for out in outs}
+    for name, place in mapping.places.items():
+        reason = ""
+        if name in places.column_starts:
+            reason = "" if place == SHARED else "a thread has no registers for the sums of all its columns"
+        elif name in places.names:
+            reason = "" if place == REGISTERS else "tensor cores and threads add to it in registers"
+        elif name in operands and name not in kinds:
+            reason = "" if place == SHARED else "it is an operand, which instructions read in shared memory"
+        elif name not in kinds:
+            reason = "it is neither a cell, nor an operand, nor a result; threads read it in global memory"
+        elif place == SHARED and kinds[name] not in BY_TMA:
+            reason = ("it leaves from registers: TMA stores tiles of 16 bits, whose rows are multiples of 16 bytes, of the "
+                      "warp-specialised kernel")
+        if reason:
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): {reason}")
 
 
 def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int) -> ElementFunction:

@@ -47,15 +47,17 @@ from gemmkit.programs.collectives import (
     put_at,
     put_octet,
 )
-from gemmkit.programs.mapping import KernelLimits
-from gemmkit.programs.places import Await, Event, Places, Ring, TilePlace
+from gemmkit.programs.launches import NotByTma
+from gemmkit.programs.mapping import MULTISTAGE, KernelLimits
+from gemmkit.programs.places import FLOATS_8, Await, Event, Places, Ring, TilePlace
 from gemmkit.programs.sums import MEETING, number
 from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, of_blocks
-from gemmkit.programs.values import Index
+from gemmkit.programs.values import Index, refused
 from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.wgmma import fence_async, named_barrier
+from gemmkit.runtime.device import DeviceInfo
 
 OCTET = 8                              # elements of 16 bits that a thread puts down at once
 
@@ -209,8 +211,19 @@ def put_named_pair(pair: tuple, n: int, store: ScatteredPairs, part: WarpgroupPa
 #: Of a thread that copies rows, and of one that consumes: a producer's 40 or 32 are too few.
 COPYING = {1: (0, 0), 2: (56, 224), 3: (56, 152)}
 
-def supported(places: Places, kernel: KernelLimits) -> Places:
-    """The places. Raises ConfigError where rows are packed, or named, and the kernel does not read which."""
+def supported(places: Places, kernel: KernelLimits, device: DeviceInfo) -> Places:
+    """The places. Raises ConfigError where rows are packed, or named, and the kernel does not read which; `NotByTma` where
+    wgmma does not take an operand as it lies; TypeError for 8-bit floats that the GPU does not multiply."""
+    for product in [product for rounds in places.loops for product in rounds.products]:
+        for tile, is_across in ((product.a, product.a_transposed), (product.b, not product.b_transposed)):
+            if is_across and kernel.uses_tma and tile.dtype.itemsize != 2:
+                raise NotByTma(refused(ValueError, f"{tile.parameter.name} is an operand of a product, and wgmma reads "
+                                       f"{tile.dtype} along K alone, a[m, k] @ b[n, k].T (Mapping(kernel={MULTISTAGE!r}) "
+                                       "takes it)", product.line))
+        if product.a.dtype in FLOATS_8 and device.arch < (8, 9):
+            raise refused(TypeError, f"{product.a.parameter.name} has dtype {product.a.dtype}, whose products need compute "
+                                     f"capability 8.9 or above, but {device.name} has {device.arch[0]}.{device.arch[1]}",
+                          product.line)
     if places.in_pieces and not kernel.uses_tma:
         raise ConfigError("packed(...) in tiles of rows and columns: the kernel for TMA and wgmma (compute capability 9.0) "
                           "reads offsets; here use tiles of whole rows, parallel(x.count, x.rows)")

@@ -23,7 +23,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.called import EXTENT, Callees
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.mapping import KernelLimits
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
+from gemmkit.programs.trace import TF32, Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate", EXTENT)
@@ -160,7 +160,12 @@ class RowRewriter(Rewriter):
 # A sequential loop has one ring. In each round its products take their blocks from one stage, and a block that two
 # products take is there once.
 
-TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+FLOATS_8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+INTEGERS = np.dtype(np.int8), np.dtype(np.uint8)
+F32 = np.dtype(np.float32)
+#: Operands of products; those of 8 bits also with others of their kind.
+TAKEN = frozenset((*HALVES, *FLOATS_8, *INTEGERS, F32))
 
 
 @dataclass(eq=False)
@@ -173,6 +178,10 @@ class TilePlace:
     dims: tuple[Index, Index]
     stacks: tuple[Index, ...]
     lookup: Parameter | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.parameter.dtype)
 
     def is_of(self, x: Value) -> bool:
         """Whether it is what a load reads."""
@@ -234,6 +243,11 @@ class Rounds:
         return [tile for tile in self.tiles if tile.lookup is not None]
 
     @property
+    def size(self) -> int:
+        """Bytes of an element of what it multiplies: the largest."""
+        return max(int(tile.dtype.itemsize) for tile in self.tiles)
+
+    @property
     def is_read_by_threads(self) -> bool:
         """Whether not only tensor cores read its stages."""
         return bool(self.row_sums or self.column_sums)
@@ -247,6 +261,7 @@ class Places:
     stacks: tuple[Index, ...] = ()     # which matrix of stacked arrays
     cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
+    integers: set[str] = field(default_factory=set)    # those of products of integers, which are added in int32
     rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
     row_starts: dict[str, float] = field(default_factory=dict)
     columns: dict[Value, str] = field(default_factory=dict)        # of cells that have one for each column
@@ -281,6 +296,15 @@ class Places:
             return max(1, rows + self.sizes[self.piece.extent] // 2)
         return max(1, rows) * max(1, math.prod(self.sizes[stack.extent] for stack in self.stacks))
 
+    def arrays_along(self, index: Index) -> list[str]:
+        """The blocks that rounds along an index take."""
+        return [tile.name for rounds in self.loops if rounds.index is index for tile in rounds.tiles]
+
+    @property
+    def as_integers(self) -> frozenset[str]:
+        """Results that are sums of products of integers as they are."""
+        return frozenset(store.parameter.name for store in self.stores if self.cells.get(store.value) in self.integers)
+
     @property
     def names(self) -> list[str]:
         """Of all cells."""
@@ -313,6 +337,11 @@ def refuse_forms(loop: Loop) -> None:
     if loop.twice:
         raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
                                   "this", loop.twice)
+    rounded = next((y for x, n, y in _operands(loop) if y.op == "cast" and y.data == TF32 and not (
+        is_tiled(loop, 2) and x is not None and x.op in ("dot", "transpose"))), None)
+    if rounded is not None:
+        raise refused(ValueError, f'astype("{TF32}"): a kernel rounds operands of products to it, in tiles of rows and '
+                                  "columns (only .reference(...) runs others)", rounded.line)
     for store in loop.updated.values() if loop.loops[1:] or not is_tiled(loop, 1) else ():
         raise refuse_update(store)
     sliced = [y for x, n, y in _operands(loop) if y.op == "load" and y.dims and isinstance(y.dims[-1], Axis)
@@ -467,6 +496,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
                 found.insert(0, _multiply(value.args[1], carried, out, made, tiles, taken))
             value = value.args[0]
         made.products += found
+        _check_integers(found, carried, out)
         waiting += [(x, carried) for x in summed]
     for x, carried in waiting if made.products else ():
         (load,), of_rows = x.args, carried.inside.dims == out.indices[:1]
@@ -480,7 +510,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         else:
             made.column_sums.append(_column_sum(load, tile, carried, made, out, x.line))
     for held in loop.body:
-        if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
+        if not isinstance(held, Value) or (held not in used and held.op not in ("transpose", "cast")):
             what = held.op if isinstance(held, Value) else "a store or a loop"
             raise refused(ValueError, f"{what} inside rounds; a kernel's rounds only add products and sums of rows and "
                                       "columns to cells (only .reference(...) runs others)",
@@ -488,6 +518,19 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     if not made.products:
         raise refused(ValueError, "rounds that change no cell; add to a cell, acc += ...", loop.line)
     return made
+
+
+def _check_integers(found: list[Multiply], carried: Carried, out: Places) -> None:
+    """Note that a cell is one of integers. Raises ValueError and TypeError where it cannot be."""
+    name, counted = out.cells.get(carried.after, ""), [x for x in found if x.a.dtype in INTEGERS]
+    of_before = carried.init.op == "after"
+    if found and (bool(counted) != (name in out.integers) if of_before else len(counted) not in (0, len(found))):
+        raise refused(TypeError, f"products of integers and of others are added to {name}; use a cell for each, and add "
+                                 "them after the loops", found[-1].line)
+    if counted and not float(out.starts[name]).is_integer():
+        raise refused(ValueError, f"a cell of products of integers begins with {out.starts[name]}; begin with 0, and add "
+                                  "the number after the loop", carried.init.line)
+    out.integers.update([name] if counted else [])
 
 
 def _row_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, line: str) -> RowSum:
@@ -504,6 +547,9 @@ def _column_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, out
     if any(y.transposed != transposed for y in before):
         raise refused(ValueError, "sums of columns and of lines in one cell; use a cell for each, and add them after the "
                                   "loops", line)
+    if not transposed and tile.dtype.itemsize != 2:
+        raise refused(TypeError, f"{tile.parameter.name} has dtype {tile.dtype}; a kernel adds up the columns of blocks of "
+                                 "16 bits, and of others the lines, b[n, k].sum(axis=1)", line)
     return ColumnSum(carried, tile, transposed, line)
 
 
@@ -526,8 +572,9 @@ def _tile(load: Value, line: str, places: Places, rounds: Rounds, tiles: dict, t
                                   "without computing on them", line)
     parameter, key = load.data
     if np.dtype(parameter.dtype) not in TAKEN:
-        raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
-                                 "bfloat16 (gemmkit.matmul takes other dtypes)", line)
+        raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16, "
+                                 "bfloat16, float32 as tf32, float8_e4m3fn, float8_e5m2, int8 or uint8 (gemmkit.matmul "
+                                 "takes other dtypes)", line)
     if (parameter.name, key) not in tiles:
         name = unique(parameter.name, taken)
         taken.add(name)
@@ -535,11 +582,31 @@ def _tile(load: Value, line: str, places: Places, rounds: Rounds, tiles: dict, t
         if not {stack.of_loop for stack in stacks} <= set(places.stacks):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stacks of a block are the tile's", line)
         tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks, key[-2].lookup)
+        if key[-2].lookup is not None and tiles[parameter.name, key].dtype.itemsize != 2:
+            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a kernel looks up rows of elements of "
+                                     "16 bits (only .reference(...) runs others)", line)
         if stacks and key[-2].lookup is not None:
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a kernel looks rows of a matrix up, and none of "
                                       "a stack's (only .reference(...) runs this)", line)
         rounds.tiles.append(tiles[parameter.name, key])
     return tiles[parameter.name, key]
+
+
+def _operand(x: Value, line: str, places: Places, rounds: Rounds, tiles: dict,
+             taken: set[str]) -> tuple[TilePlace, bool]:
+    """The block of an operand, and whether the product takes it transposed."""
+    is_transposed, as_tf32 = False, False
+    while x.op == "transpose" or (x.op == "cast" and x.data == TF32):
+        is_transposed, as_tf32 = is_transposed != (x.op == "transpose"), as_tf32 or x.op == "cast"
+        (x,) = x.args
+    tile = _tile(x, line, places, rounds, tiles, taken)
+    if (tile.dtype == F32) != as_tf32:
+        name = tile.parameter.name
+        raise refused(TypeError, f"{name} has dtype {tile.dtype}; " + (
+            f'only float32 is rounded to "{TF32}"' if as_tf32 else 'tensor cores multiply float32 as tf32, with 10 bits of '
+            f'mantissa, and a program says so: {name}[...].astype("{TF32}") (gemmkit.matmul multiplies float32 in full)'),
+            line)
+    return tile, is_transposed
 
 
 def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
@@ -548,12 +615,11 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
     if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
         raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product must be "
                                   f"({shown(indices)}) and sum over {k}", dot.line)
-    found = [(_tile(x.args[0] if x.op == "transpose" else x, dot.line, places, rounds, tiles, taken), x.op == "transpose")
-             for x in dot.args]
+    found = [_operand(x, dot.line, places, rounds, tiles, taken) for x in dot.args]
     (a, a_transposed), (b, b_transposed) = found
-    if np.dtype(a.parameter.dtype) != np.dtype(b.parameter.dtype):
-        raise refused(TypeError, f"{a.parameter.name} has dtype {a.parameter.dtype} and {b.parameter.name} of "
-                                 f"{b.parameter.dtype}; both must have one dtype", dot.line)
+    if not any({a.dtype, b.dtype} <= {*kinds} for kinds in ((a.dtype,), FLOATS_8, INTEGERS)):
+        raise refused(TypeError, f"{a.parameter.name} has dtype {a.dtype} and {b.parameter.name} of {b.dtype}; both must "
+                                 "have one dtype", dot.line)
     return Multiply(carried, a, b, a_transposed, b_transposed, dot.line)
 
 

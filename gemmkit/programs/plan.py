@@ -6,6 +6,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping as Names
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -463,7 +464,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
 
 
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
-    loop, name = in_one_round(by_rows(program.traced(arguments)), arguments), program.function.__name__
+    traced, name = program.traced(arguments, mapping.variants), program.function.__name__
+    loop, mapping = in_one_round(by_rows(traced), arguments), within_calls(traced, mapping)
     refuse_forms(loop)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = device_of(infos)
@@ -472,17 +474,20 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     kernel = kernel_of(mapping, device)
     kernel.refuse(mapping)
     if is_chained(loop):
+        mapping = within_rounds(loop, mapping, lambda index: [])
         try:
             return _chained(name, loop, infos, arguments, mapping, text, device, kernel)
         except _NoMerge as error:
             if mapping.splits:
                 raise error.reason from None
             return _planned(program, arguments, replace(mapping, splits=1), text)
-    places = supported(places_of(loop, arguments), kernel)
+    places = supported(places_of(loop, arguments), kernel, device)
+    mapping = within_rounds(loop, mapping, places.arrays_along)
     _check_names(infos, places, arguments, kernel)
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
     check = partial(check_launch, operands=operands, tile=_tile_indices(places), stores=places.stores, kernel=kernel,
-                    rounds=[x.index for x in places.loops], lines={x.index.name: x.line for x in places.loops})
+                    rounds=[x.index for x in places.loops], lines={x.index.name: x.line for x in places.loops},
+                    integers=places.as_integers)
     check(infos, loop.sizes)
     problem = GridProblem(loop, places, infos, mapping, kernel)
     mapping, memory, outs = choose(problem, device).spec
@@ -499,15 +504,47 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
                        resizing.extents(infos, loop.sizes), given_by(arguments), device, resizing=resizing)
 
 
+def within_calls(loop: Loop, mapping: Mapping) -> Mapping:
+    """A program's mapping with those of the programs that it calls for its tiles, for what it leaves open. Raises
+    ConfigError, naming the program, for what a program that is called in a tile cannot say."""
+    for call in [call for call in loop.inlined if call.mapping is not None]:
+        if any(each is loop for each in call.loops):
+            mapping = call.mapping.within(mapping)
+            continue
+        said = f"{call.name}(..., mapping={call.mapping!r})"
+        if replace(call.mapping, blocks={}, stages=0, variants={}) != Mapping():
+            raise ConfigError(f"{said} in a tile: blocks and stages of its own loops are what it can say; give the rest to "
+                              "the program of the tiles")
+        other = next((name for name in call.mapping.blocks if name not in call.written), None)
+        if other is not None:
+            raise ConfigError(f"{said}: its loops go along {', '.join(call.written) or 'nothing'}, not along {other}")
+    return mapping
+
+
+def within_rounds(loop: Loop, mapping: Mapping, arrays: Callable[[Index], list[str]]) -> Mapping:
+    """The same of programs that are called in a tile: lengths and stages of their rounds. ``arrays``: what rounds along an
+    index take from a ring."""
+    for call in loop.inlined:
+        if call.mapping is None or any(each is loop for each in call.loops):
+            continue
+        blocks = {call.written[name].name: size for name, size in call.mapping.blocks.items()}
+        stages, own = call.mapping.stages, [name for index in call.written.values() for name in arrays(index)]
+        named = dict.fromkeys(own, stages) if isinstance(stages, int) and stages else stages
+        is_open = isinstance(mapping.stages, Names) or not mapping.stages
+        mapping = Mapping(blocks, stages=named if is_open else 0).within(mapping)
+    return mapping
+
+
 Check = Callable[[dict[str, ArrayInfo], Sizes], None]
 
 
 class Resizing(ABC):
     """What the passes know of a program when sizes decide. ``check`` raises ValueError and TypeError for arrays that no
-    launch may have; ``axes``: what the trace has taken from sizes."""
+    launch may have; ``axes``: what the trace has taken from sizes; ``functions``: of programs that it calls."""
 
     def __init__(self, check: Check, loop: Loop):
         self.check, self.axes, self._extents = check, loop.axes, list(loop.sizes)
+        self.functions = tuple(call.function for call in loop.inlined)
 
     def sizes(self, infos: dict[str, ArrayInfo]) -> Sizes:
         shapes = {name: info.shape for name, info in infos.items()}

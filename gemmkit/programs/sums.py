@@ -29,19 +29,33 @@ class RowSums(Component):
         return fill(F32, 2, value if lane_index() % 4 == 0 else 0.0)
 
     def add(self, sums: tuple, slot: Any, group: int) -> tuple:
-        return fold(self.tile.columns // 16, add_matrix, sums, self.tile, slot.stage, group)
+        return fold(self.tile.columns // (2 * self.tile.chunk), add_matrix, sums, self.tile, slot.stage, group)
 
     def whole(self, sums: tuple) -> tuple:
         return quad(add, sums[0]), quad(add, sums[1])
 
 
 def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
-    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
+    """16 rows by 32 bytes of a warp: four 8 x 8 matrices of 16 bits, of which a lane addresses a line."""
     lane = lane_index()
     row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    at = tile.layout.position((row, n * 16 + udiv(lane, 16) * 8), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage * (tile.stage_bytes // 2), at, 4, False))
-    return sums[0] + ((x[0] + x[1]) + (x[4] + x[5])), sums[1] + ((x[2] + x[3]) + (x[6] + x[7]))
+    at = tile.layout.position((row, (2 * n + udiv(lane, 16)) * tile.chunk), tile.lines)
+    x = words_of(tile, stage, 0, at)
+    return sums[0] + (x[0] + x[2]), sums[1] + (x[1] + x[3])
+
+
+def words_of(tile: Any, stage: int, more: int, at: int) -> tuple:
+    """Of four matrices that a lane has a word of each the sums of the word's elements, in float32."""
+    x = ldmatrix(shared(tile.dtype, tile.offset), tile.begin_of(stage) + more, at, 4, False)
+    return apply(sum_of_word, split(convert_all(F32, x), 4 // tile.size))
+
+
+def sum_of_word(x: tuple, n: int) -> Any:
+    if len(x) == 4:
+        return (x[0] + x[1]) + (x[2] + x[3])
+    if len(x) == 2:
+        return x[0] + x[1]
+    return x[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -52,7 +66,7 @@ def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
 # shared memory. From there every thread takes those of its columns, whichever warpgroup it is in.
 
 OCTET = 8                              # columns of a matrix that ldmatrix loads, and its lines
-AT_ONCE = 32                           # lines of four such matrices one below the other, or columns side by side
+AT_ONCE = 32                           # lines of four such matrices one below the other
 MEETING = 4                            # a named barrier; those of the consumers' ways out are 1 to 3
 
 
@@ -88,7 +102,7 @@ class ColumnSums(Component):
     @cached_property
     def steps(self) -> int:
         """Groups of four matrices that have all of a stage's elements of an octet."""
-        return (self.tile.columns if self.transposed else self.tile.lines) // AT_ONCE
+        return self.tile.columns // (4 * self.tile.chunk) if self.transposed else self.tile.lines // AT_ONCE
 
     def begin(self, value: float) -> tuple:
         """The value once a column: the first of the lanes that have parts of it begins with it."""
@@ -116,25 +130,24 @@ class ColumnSums(Component):
 
 
 def add_octet(sums: tuple, n: int, of: Any, stage: int, first: int) -> tuple:
-    at = stage * (of.tile.stage_bytes // 2)
-    if of.transposed:
-        return fold(of.steps, add_lines, sums, of.tile, at, first + n)
-    return fold(of.steps, add_columns, sums, of.tile, at, first + n)
+    return fold(of.steps, add_lines if of.transposed else add_columns, sums, of.tile, stage, first + n)
 
 
 def add_columns(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """32 lines of eight columns, of which a lane addresses one; the swizzle of a line is that of the 32nd behind it."""
+    """32 lines of eight columns of 16 bits, of which a lane addresses one; the swizzle of a line is that of the 32nd behind
+    it."""
     at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage + n * AT_ONCE * tile.line, at, 4, False))
+    more = tile.begin_of(stage) + n * AT_ONCE * tile.line
+    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), more, at, 4, False))
     return sums[0] + ((x[0] + x[2]) + (x[4] + x[6])), sums[1] + ((x[1] + x[3]) + (x[5] + x[7]))
 
 
 def add_lines(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """Eight lines, 32 elements of each."""
+    """Eight lines, 64 bytes of each."""
     lane = lane_index()
-    at = tile.layout.position((octet * OCTET + lane % 8, n * AT_ONCE + udiv(lane, 8) * 8), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage, at, 4, False))
-    return (sums[0] + (((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))),)
+    at = tile.layout.position((octet * OCTET + lane % 8, (4 * n + udiv(lane, 8)) * tile.chunk), tile.lines)
+    x = words_of(tile, stage, 0, at)
+    return (sums[0] + ((x[0] + x[1]) + (x[2] + x[3])),)
 
 
 def met(x: Any, n: int, of: Any) -> Any:

@@ -323,9 +323,10 @@ IMPORTS = [
     ("gemmkit.lang.registers", "apply", ("apply",)),
     *(("gemmkit.programs.called", word, (word,)) for word in RETURNS.values()),
     ("gemmkit.programs.collectives", "row_value", ("row_value",)),
-    ("gemmkit.lang.aggregates", "convert", ("convert",)), ("gemmkit.programs.collectives", "F32", ("convert",)),
-    ("gemmkit.programs.collectives", "DirectOut", ("DirectOut",)),
-    ("gemmkit.programs.collectives", "OctetOut", ("OctetOut",)),
+    ("gemmkit.lang.aggregates", "convert", ("convert",)),
+    ("gemmkit.programs.collectives", "F32", ("convert", "convert_all")),
+    ("gemmkit.lang.aggregates", "convert_all", ("convert_all",)),
+    *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut", "OctetOut")),
     ("gemmkit.programs.collectives", "WarpgroupPart", ()), ("gemmkit.programs.collectives", "Product", ()),
     ("gemmkit.programs.sums", "RowSums", ("RowSums",)), ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
     ("gemmkit.programs.collectives", "StagedTile", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
@@ -620,7 +621,7 @@ class Printer:
     def filled(self, ring: Ring) -> list[str]:
         """Have a stage filled."""
         name, slot, tiles = self.ring(ring), self.slot(ring), [x for x in ring.rounds.tiles if x.lookup is None]
-        nbytes = sum(2 * math.prod(self.memory.blocks[x.name] for x in tile.dims) for tile in tiles)
+        nbytes = sum(tile.dtype.itemsize * math.prod(self.memory.blocks[x.name] for x in tile.dims) for tile in tiles)
         return [f"{name}.expect({slot}, {nbytes})",
                 *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.name}, "
                   f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}" for tile in tiles)]
@@ -661,7 +662,8 @@ class Printer:
         first = {name: next(p for r in self.memory.rings for p in r.rounds.products
                             if self.places.cells[p.carried.after] == name) for name in self.places.starts}
         for name, value in self.places.starts.items():
-            self.put(depth, f"{name} = {self.product(first[name])}.begin({value!r})")
+            held = int(value) if name in self.places.integers else value
+            self.put(depth, f"{name} = {self.product(first[name])}.begin({held!r})")
         for name, value in self.places.row_starts.items():
             self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({value!r})")
         for name, value in self.places.column_starts.items():
@@ -709,8 +711,15 @@ class Printer:
 
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
-        held = (f"{KEPT}{{}}.own(group)" if out.kind == "ColumnsOut" else "{}").format
-        values, lines = held(out.sums), []
+        as_they_are = out.dtype == np.int32 and made is None
+
+        def held(name: str) -> str:
+            """Sums of integers become float32 before anything is made of them."""
+            if out.kind == "ColumnsOut":
+                return f"{KEPT}{name}.own(group)"
+            return f"convert_all(F32, {name})" if name in self.places.integers and not as_they_are else name
+
+        values, lines = held(out.sums), list[str]()
         if made is not None:
             given = ", ".join(["", *self.given(made, out.kind)])
             if len(made.sums) > 1:
@@ -766,6 +775,7 @@ def printed(printer: Printer, title: str) -> Printed:
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
+    uses |= {"convert_all"} if places.integers else set()
     uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings), *printer.uses}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}

@@ -6,6 +6,7 @@ import dis
 import math
 import sys
 from collections.abc import Callable, Iterator
+from collections.abc import Mapping as Names
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,6 +18,7 @@ import numpy as np
 
 from gemmkit.components import without_arrays
 from gemmkit.kernels.masks import Mask
+from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import EXTENT, MOST_OF_SCORE, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
 from gemmkit.programs.lengths import PIECE, Axes, RowsOfPiece, check_bound, piece_of
 from gemmkit.programs.values import (
@@ -44,7 +46,7 @@ from gemmkit.programs.values import (
 #: Operations that make conditions: of numbers, and of conditions.
 COMPARISONS, CONNECTIVES = frozenset({"lt", "le", "eq", "ne"}), frozenset({"and", "or", "not"})
 CONDITIONS = COMPARISONS | CONNECTIVES | {TEST}
-
+TF32 = "tf32"                          # float32 with 10 bits of mantissa, as tensor cores multiply it: no dtype of NumPy's
 
 #: What element-wise operations of a traced program compute.
 FUNCTIONS: dict[str, Any] = dict(
@@ -110,6 +112,11 @@ class Interpreter:
     def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
         """An index stands on an axis of an array."""
         self.axes.use(index, parameter, axis, key)
+
+    @contextmanager
+    def inlining(self, program: Any, mapping: Any) -> Iterator[Callable[..., Any]]:
+        """The function of a program that another one calls, which is read within. ``mapping`` is its own."""
+        yield program.function
 
     # -- checked here -------------------------------------------------------------------------------------------------
 
@@ -272,10 +279,13 @@ class Interpreter:
 
     def cast(self, x: Any, dtype: Any) -> Any:
         x = self.lift(x)
+        if isinstance(dtype, str) and dtype == TF32:
+            return self.compute("cast", (x,), x.dims, TF32)
         try:
             found = np.dtype(dtype)
         except TypeError:
-            raise refused(TypeError, f"astype({dtype!r}): a dtype is needed, such as a.dtype or \"bfloat16\"") from None
+            raise refused(TypeError, f"astype({dtype!r}): a dtype is needed, such as a.dtype or \"bfloat16\"; of "
+                                     "an operand in float32 also \"tf32\"") from None
         if found.kind not in "fiu" and found != np.dtype("bfloat16"):
             raise refused(TypeError, f"astype({dtype!r}): values are real numbers and can be rounded to float16, bfloat16, "
                                      "...")
@@ -439,6 +449,7 @@ class Loop:
     looked_up: str = ""                # that of rows which an array names
     updated: dict[str, StoreStatement] = field(default_factory=dict)   # results that are read before they are stored
     axes: Axes = field(default_factory=Axes)           # of a whole program
+    inlined: list[Inlined] = field(default_factory=list)           # programs that a program calls
 
     @property
     def loops(self) -> list[Loop]:
@@ -451,14 +462,29 @@ class Loop:
         return {index.extent: index.extent.length for loop in self.loops for index in loop.indices}
 
 
+@dataclass(eq=False)
+class Inlined:
+    """A call of a program in another one: its function, its mapping, if it has one, and the loops within; ``written``: their
+    indices, as the function calls them."""
+
+    name: str
+    function: Any
+    mapping: Any
+    loops: list[Loop] = field(default_factory=list)
+    written: dict[str, Index] = field(default_factory=dict)
+
+
 class Tracer(Interpreter):
-    """``names``: of a program's arguments that are functions, by their ids."""
+    """``names``: of a program's arguments that are functions, by their ids. ``variants``: which function a program that is
+    called is, by its name (`gemmkit.programs.Program.chosen`)."""
 
     kind = Value
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, names: dict[int, str], variants: Names[str, str]) -> None:
         super().__init__()
-        self.names = names
+        self.names, self.variants = names, variants
+        self.inlined: list[Inlined] = []
+        self.within: list[Inlined] = []                # calls that are being read, the innermost last
         self.callees: dict[tuple[int, str], Callee] = {}               # by functions' ids, and the arguments that they are
         self.bodies: list[list] = [[]]
         self.only: Index | None = None
@@ -471,6 +497,21 @@ class Tracer(Interpreter):
     def emit(self, made: Any) -> Any:
         self.bodies[-1].append(made)
         return made
+
+    @contextmanager
+    def inlining(self, program: Any, mapping: Any) -> Iterator[Callable[..., Any]]:
+        before, name = self.variants, program.function.__name__
+        if any(call.name == name for call in self.within):
+            raise refused(ValueError, f"{name} calls itself; a program's kernel has each call's code in it")
+        self.variants = {**(mapping.variants if mapping is not None else {}), **before}
+        call = Inlined(name, program.chosen(self.variants), mapping)
+        self.inlined.append(call)
+        self.within.append(call)
+        try:
+            yield call.function
+        finally:
+            self.within.pop()
+            self.variants = before
 
     def constant(self, x: Any) -> Value:
         return Value("const", data=float(x))
@@ -552,6 +593,8 @@ class Tracer(Interpreter):
                 index.piece, index.line = (rows.which, None) if rows.axis.table is None else (None, rows.which)
             self.reads.update((x.name, {()}) for x in (index.extent.offsets, index.extent.table) if x is not None)
         loop = self.emit(Loop(kind, indices, start=begin, stop=length))
+        for call in self.within:
+            call.loops.append(loop)
         user = sys._getframe(1)
         known = dict(user.f_locals)
         names = _carried_names(user.f_code, user.f_lasti)
@@ -641,13 +684,23 @@ def _give_names(known: dict[str, Any], loop: Loop, before: list, inside: list[Va
         raise refused(ValueError, "each index of a loop needs its own variable", loop.line)
 
 
-def trace(function: Any, arguments: dict[str, Any]) -> Loop:
+def refuse_rebound(function: Any, arguments: dict[str, Any]) -> None:
+    """Raises ValueError where a program that another one calls binds the name of an array anew: that stores nothing."""
+    code = function.__code__
+    for _, line, name, is_bound in _accesses_of(code):
+        if is_bound and isinstance(arguments.get(name), Parameter):
+            raise refused(ValueError, f"{name} is an array argument: {name} = ... only rebinds the name and stores nothing; "
+                                      f"write {name}[m, n] = ...", f"{code.co_filename}:{line}")
+
+
+def trace(program: Any, arguments: dict[str, Any], variants: Names[str, str]) -> Loop:
     """The one parallel loop that a program is. ``arguments``: parameters, floating point numbers, which become run-time
-    scalars, and whatever else the function takes.
+    scalars, and whatever else the function takes. ``variants``: as a mapping has them.
 
     Raises what the words raise (ValueError, TypeError, with the user's line), and ValueError for another form.
     """
-    tracer, code = Tracer({id(x): name for name, x in arguments.items() if callable(x)}), function.__code__
+    function = program.chosen(variants)
+    tracer, code = Tracer({id(x): name for name, x in arguments.items() if callable(x)}, variants), function.__code__
     with entered(tracer):
         given = {name: Term(Value("scalar", data=name, name=name)) if isinstance(x, (float, np.floating)) else x
                  for name, x in arguments.items()}
@@ -670,6 +723,14 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
     loop.updated = {x.parameter.name: x for x in reversed(stores_of(loop)) if x.parameter.name in tracer.reads}
     _forget_axes(loop)
     loop.twice, loop.looked_up, loop.axes = tracer.twice, tracer.looked_up, tracer.axes
+    loop.inlined = tracer.inlined
+    for call in loop.inlined:
+        call.written = {index.name: index for each in call.loops for index in each.indices}
+    known = {program.function.__name__, *(call.name for call in loop.inlined)}
+    other = next((name for name in variants if name not in known), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(variants={{{other!r}: {variants[other]!r}}}): the programs are "
+                          f"{', '.join(sorted(known))}")
     return loop
 
 

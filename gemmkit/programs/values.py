@@ -141,6 +141,11 @@ def current() -> Any:
     return found
 
 
+def is_entered() -> bool:
+    """Whether a program is being called."""
+    return _current.get() is not None
+
+
 def term(op: str, *given: Any) -> Term:
     """An operation of values, numbers and cells, which the current interpreter carries out."""
     return Term(current().make(op, *given))

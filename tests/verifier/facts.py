@@ -577,9 +577,9 @@ def check_maps(text: Text) -> None:
             tile = text.tiles[f"{block}_tile"]
             line, lines = spec.box[:2]
             whole = tile.part[0] * line * lines * tile.parts * tile.dtype.itemsize
-            expect(line == tile.line in (32, 64) and lines == tile.part[1] <= 256 and whole == bytes_of(tile),
+            expect(line == tile.line and line * tile.size in (64, 128) and lines == tile.part[1] <= 256 and whole == bytes_of(tile),
                    f"the map of {block} brings {spec.box}, and a block is {tile.lines} x {tile.columns} in {tile.parts} parts")
-            expect(spec.swizzle == 2 * line and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
+            expect(spec.swizzle == tile.size * line and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
         expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
     wanted += plan.printed.callees.names
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")

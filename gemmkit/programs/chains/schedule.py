@@ -39,7 +39,7 @@ from gemmkit.programs.chains.chain import (
 )
 from gemmkit.programs.chains.merging import registers_needed
 from gemmkit.programs.collectives import PATTERN, ROWS, in_steps
-from gemmkit.programs.mapping import KERNELS, WARP_SPECIALISED, KernelLimits, Mapping
+from gemmkit.programs.mapping import KERNELS, SHARED, WARP_SPECIALISED, KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
 from gemmkit.runtime.device import DeviceInfo
@@ -331,8 +331,11 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Ke
     mapping.check_arrays([block.name for ring in places.rings for block in ring.blocks])
     values = {x.name for x in chain.values} | {c.inside.name for c in chain.carried}
     for name, place in mapping.places.items():
-        if name not in values:
-            staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+        staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+        if name in values and place == SHARED:
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): values of whole rows are in registers, where "
+                              "products leave and take them")
+        if name not in values and not (staged and place == SHARED):
             raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
                 f"it is an operand, which {kernel.brings} to shared memory" if staged else
                 f"the program's values are {', '.join(sorted(filter(None, values)))}"))
