@@ -32,8 +32,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import BY_TMA, PATTERN, ROWS
 from gemmkit.programs.mapping import MOST_BAND, REGISTERS, SHARED, KernelLimits, Mapping
-from gemmkit.programs.places import LEAST_STAGES, Allocation, Places, Ring, simplified, walked
-from gemmkit.programs.text import ElementFunction, Out, function_of
+from gemmkit.programs.places import LEAST_STAGES, Allocation, Out, Places, Ring, simplified, walked
+from gemmkit.programs.text import ElementFunction, function_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
@@ -243,7 +243,7 @@ def laid_out(places: Places, mapping: Mapping, kernel: KernelLimits, processors:
     width, down = places.sizes[n.extent], places.down(height)
     if n.name not in found:
         room = kernel.usual_sums[warpgroups] if height <= own else kernel.most_sums[warpgroups] * own // height
-        usual = max(STEP, room // len(places.starts) // STEP * STEP)
+        usual = max(STEP, room // places.accumulators(kernel) // STEP * STEP)
         widest = min(usual, max(STEP, -(-width // STEP) * STEP))
 
         def time(columns: int) -> int:
@@ -295,9 +295,9 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
     if parts == 2 and (places.row_starts or places.column_starts):
         raise ConfigError(f"Mapping(blocks={{{m.name!r}: {2 * rows}}}, warpgroups={mapping.warpgroups}): where rounds add "
                           f"up rows or columns, a warpgroup has {ROWS} rows; use {rows} rows along {m.name}")
-    most = kernel.most_sums[mapping.warpgroups] // parts // len(places.starts) // 64 * 64
+    most = kernel.most_sums[mapping.warpgroups] // parts // places.accumulators(kernel) // 64 * 64
     if most == 0:
-        raise ConfigError(f"{len(places.starts)} accumulators do not fit in the registers of {mapping.warpgroups} "
+        raise ConfigError(f"{places.accumulators(kernel)} accumulators do not fit in the registers of {mapping.warpgroups} "
                           f"warpgroups; at most {kernel.most_sums[1] // 64} do")
     blocks = {m.name: rows, n.name: 64, **{r.index.name: 2 * kernel.depth // r.size for r in places.loops}}
     blocks.update(mapping.blocks)
@@ -312,7 +312,7 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
                 "64, 128, 192 or 256 is needed" if whole == STEP else f"a multiple of {whole} up to 256 is needed"))
     if blocks[n.name] > max(64, most):
         raise ConfigError(f"Mapping(blocks={{{n.name!r}: {blocks[n.name]}}}, warpgroups={mapping.warpgroups}): with "
-                          f"{len(places.starts)} accumulators, {most} columns fit in registers")
+                          f"{places.accumulators(kernel)} accumulators, {most} columns fit in registers")
     return blocks
 
 

@@ -41,8 +41,9 @@ from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 HOPPERS = frozenset((                  # names of the texts of warp-specialised kernels
     "CLUSTER", "CLUSTER_WARPS", "Cluster", "Pipeline", "WARPS", "cluster_barrier", "cluster_rank", "grid_launch_dependents",
     "grid_wait", "mbarrier_fence_init", "wgmma_commit", "wgmma_fence", "wgmma_wait"))
-#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
-REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
+#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices, of 8-bit
+#: floats, which Hopper makes float16 of for mma.sync.
+REGISTERS, OTHERS, EACH, READING, CONVERTED = 65536, 64, 8, 96, 64
 #: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
 OWN_NAMES = frozenset({"CopiedTile", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
 
@@ -89,6 +90,8 @@ class MultistagePrinter(Printer):
         need += EACH * (max(len(ring.rounds.products) for ring in self.memory.rings) - 1)
         if any(x.op == "load" and len(x.dims) == 2 for x in walked([out.store.value for out in self.outs])):
             need += READING
+        if any(ring.rounds.promotes for ring in self.memory.rings):
+            need += CONVERTED
         resident = max(1, REGISTERS // (self.threads * need))
         return [f"WARPGROUPS = Warpgroups(0, {self.warpgroups})", f"SHARED_BYTES = {self.memory.nbytes}",
                 f"RESIDENT = {resident}          # blocks of a multiprocessor that there are to be registers for"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,9 @@ from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.trace import TF32, Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
+
+if TYPE_CHECKING:
+    from gemmkit.programs.text import ElementFunction
 
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate", EXTENT)
 
@@ -248,6 +251,11 @@ class Rounds:
         return max(int(tile.dtype.itemsize) for tile in self.tiles)
 
     @property
+    def promotes(self) -> bool:
+        """Whether wgmma's sums of a stage are added to others in float32: of 8-bit floats it keeps 14 bits."""
+        return any(product.a.dtype in FLOATS_8 for product in self.products)
+
+    @property
     def is_read_by_threads(self) -> bool:
         """Whether not only tensor cores read its stages."""
         return bool(self.row_sums or self.column_sums)
@@ -295,6 +303,11 @@ class Places:
         if self.piece is not None:
             return max(1, rows + self.sizes[self.piece.extent] // 2)
         return max(1, rows) * max(1, math.prod(self.sizes[stack.extent] for stack in self.stacks))
+
+    def accumulators(self, kernel: KernelLimits) -> int:
+        """How many a thread has at once."""
+        of_stages = {self.cells[x.carried.after] for rounds in self.loops if rounds.promotes for x in rounds.products}
+        return len(self.starts) + (len(of_stages) if kernel.uses_tma else 0)
 
     def arrays_along(self, index: Index) -> list[str]:
         """The blocks that rounds along an index take."""
@@ -635,6 +648,9 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
 # | before | await the stage, start (and read what threads add up); sums that begin with zero begin here | fill |
 # | round | await the next stage, start, wait for all groups but this one, release the stage before | fill |
 # | after | wait for the last group, release its stage | |
+#
+# Sums of 8-bit floats are those of a stage: a round waits for the group of the stage before, adds its sums to the cell's,
+# and starts its own. Another warpgroup multiplies meanwhile.
 
 LEAST_STAGES = 2                       # a stage is released when the next one is in use
 
@@ -667,11 +683,15 @@ class Wait(NamedTuple):
     pending: int
 
 
+class Promote(NamedTuple):
+    """The sums of a stage are added to those of the stages before, in float32."""
+
+
 class Release(NamedTuple):
     """The stage of the round before is empty."""
 
 
-Event = Fill | Await | Start | Read | Wait | Release
+Event = Fill | Await | Start | Read | Wait | Promote | Release
 
 
 @dataclass(frozen=True)
@@ -685,16 +705,18 @@ class Ordered:
 
 
 def ordered(rounds: Rounds) -> Ordered:
-    started: set[int] = set()
-    fresh = []
+    first: dict[Carried, Multiply] = {}
     for product in rounds.products:
-        init = product.carried.init
-        if id(product.carried) not in started and init.op == "const" and init.data == 0:
-            fresh.append(product)
-        started.add(id(product.carried))
+        first.setdefault(product.carried, product)
     products = tuple(rounds.products)
     read = (Read(tuple(rounds.row_sums), tuple(rounds.column_sums)),) if rounds.is_read_by_threads else ()
-    before = Fill(), Await(), Start(products, tuple(fresh)), *read
+    if rounds.promotes:
+        begun = Start(products, tuple(first.values()))
+        end = Wait(0), Promote()
+        return Ordered(rounds, (Fill(), Await(), begun, *read), (Fill(), Await(), *end, begun, *read, Release()),
+                       (*end, Release()))
+    fresh = tuple(x for c, x in first.items() if c.init.op == "const" and c.init.data == 0)
+    before = Fill(), Await(), Start(products, fresh), *read
     return Ordered(rounds, before, (Fill(), Await(), Start(products), *read, Wait(1), Release()), (Wait(0), Release()))
 
 
@@ -759,3 +781,19 @@ class OutKind:
     dtype: np.dtype
     pairs: bool
     columns: int
+
+
+@dataclass(eq=False)
+class Out:
+    """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
+
+    store: StoreStatement
+    dtype: np.dtype
+    kind: str                          # the collective's name
+    pairs: bool
+    function: ElementFunction | None
+    sums: str                          # what is stored where there is no function
+
+    @property
+    def name(self) -> str:
+        return self.store.parameter.name

@@ -23,8 +23,10 @@ from gemmkit.programs.places import (
     Fill,
     Multiply,
     Ordered,
+    Out,
     Places,
     Printed,
+    Promote,
     Read,
     Release,
     Ring,
@@ -33,7 +35,7 @@ from gemmkit.programs.places import (
     TilePlace,
     Wait,
 )
-from gemmkit.programs.trace import COMPARISONS, StoreStatement, Value
+from gemmkit.programs.trace import COMPARISONS, Value
 from gemmkit.programs.values import Index, refused
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
@@ -326,7 +328,7 @@ IMPORTS = [
     ("gemmkit.lang.aggregates", "convert", ("convert",)),
     ("gemmkit.programs.collectives", "F32", ("convert", "convert_all")),
     ("gemmkit.lang.aggregates", "convert_all", ("convert_all",)),
-    *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut", "OctetOut")),
+    *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut", "OctetOut", "added")),
     ("gemmkit.programs.collectives", "WarpgroupPart", ()), ("gemmkit.programs.collectives", "Product", ()),
     ("gemmkit.programs.sums", "RowSums", ("RowSums",)), ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
     ("gemmkit.programs.collectives", "StagedTile", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
@@ -346,7 +348,7 @@ OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "kernel", "math", "max", "min", "order", "place", "place_float", "produce", "rank", "ring", "row", "row_float",
     "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
 OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
-              "value_", KEPT, START)
+              "part_", "value_", KEPT, START)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -356,22 +358,6 @@ OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows
 #: has ended (compute capability 9.0 and above): the next one may begin, and this one waits for the one before. What begins a
 #: kernel is done under the end of another: 2048^3 takes 23.9 us in place of 25.8 (H200).
 EARLY = "grid_launch_dependents()", "grid_wait()"
-
-
-@dataclass(eq=False)
-class Out:
-    """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
-
-    store: StoreStatement
-    dtype: np.dtype
-    kind: str                          # the collective's name
-    pairs: bool
-    function: ElementFunction | None
-    sums: str                          # what is stored where there is no function
-
-    @property
-    def name(self) -> str:
-        return self.store.parameter.name
 
 
 def of_blocks(count: str, cluster: Cluster) -> str:
@@ -664,6 +650,9 @@ class Printer:
         for name, value in self.places.starts.items():
             held = int(value) if name in self.places.integers else value
             self.put(depth, f"{name} = {self.product(first[name])}.begin({held!r})")
+            if any(rounds.promotes and self.places.cells[p.carried.after] == name for rounds in self.places.loops for p in
+                   rounds.products) and self.met:
+                self.put(depth, f"part_{name} = {self.product(first[name])}.begin(0.0)")
         for name, value in self.places.row_starts.items():
             self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({value!r})")
         for name, value in self.places.column_starts.items():
@@ -680,14 +669,15 @@ class Printer:
 
     def events(self, depth: int, ring: Ring, events: Iterable[Event]) -> None:
         name, slot = self.ring(ring), self.slot(ring)
-        sums = list(dict.fromkeys(self.places.cells[p.carried.after] for p in ring.rounds.products))
+        part = "part_" if ring.rounds.promotes else ""
+        sums = list(dict.fromkeys(part + self.places.cells[p.carried.after] for p in ring.rounds.products))
         for event in events:
             if isinstance(event, Await):
                 self.put(depth, f"{name}.wait({slot})")
             elif isinstance(event, Start):
                 self.put(depth, "wgmma_fence()")
                 for product in event.products:
-                    cell = self.places.cells[product.carried.after]
+                    cell = part + self.places.cells[product.carried.after]
                     self.put(depth, f"{cell} = {self.product(product)}.multiply({cell}, {slot}, group, "
                                     f"{int(product not in event.fresh)})")
                 self.put(depth, "wgmma_commit()")
@@ -696,6 +686,8 @@ class Printer:
             elif isinstance(event, Wait):
                 held = f"({', '.join(sums)}{',' if len(sums) == 1 else ''})"
                 self.put(depth, f"{held if len(sums) == 1 else held[1:-1]} = wgmma_wait({event.pending}, {held})")
+            elif isinstance(event, Promote):
+                self.put(depth, *(f"{x.removeprefix(part)} = added({x.removeprefix(part)}, {x})" for x in sums))
             elif isinstance(event, Release):
                 self.put(depth, f"{name}.release(before.stage)")
             else:
@@ -776,6 +768,7 @@ def printed(printer: Printer, title: str) -> Printed:
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
     uses |= {"convert_all"} if places.integers else set()
+    uses |= {"added"} if printer.met and any(rounds.promotes for rounds in places.loops) else set()
     uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings), *printer.uses}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}

@@ -11,8 +11,11 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import A100, H100, assumed
 from tests.programs.test_derived import empty
+from tests.support.sass import instructions
 
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
@@ -242,7 +245,6 @@ def test_other_mistakes() -> None:
         gk.program(rounded_end).plan(D, D.copy(), D.copy())
     with assumed(A100), pytest.raises(TypeError, match="need compute capability 8.9 or above, but .* has 8.0"):
         rows_by_rows.plan(A8.astype(E4M3), B8.astype(E4M3), D, as_it_is)
-    assert H100.arch == (9, 0)
 
 
 def rounded_end(a: Any, b: Any, d: Any) -> None:
@@ -251,3 +253,25 @@ def rounded_end(a: Any, b: Any, d: Any) -> None:
         for k in gp.sequential(a.columns):
             acc += a[m, k] @ b[n, k].T
         d[m, n] = acc.astype("tf32")
+
+
+@pytest.mark.compile
+@pytest.mark.sample(3)
+@pytest.mark.kin(4)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("kernel", ["", MULTISTAGE])
+def test_machine_code(dtype: np.dtype, kernel: str) -> None:
+    """Nothing spills; a stage has 128 bytes of each row of an operand, which four wgmma take. Two sets of sums of 8-bit floats
+    leave room for 128 columns."""
+    size = 512 if kernel else 4096
+    a, b, d = np.zeros((size, size), dtype), np.zeros((size, size), dtype), np.zeros((size, size), F16)
+    (plan,) = recorded(lambda: rows_by_rows(a, b, d, of=read(dtype), mapping=gk.Mapping(kernel=kernel)), H100, zeros=False)
+    entry = plan.launchable.entry()
+    usage = entry.meta["usage"]
+    assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
+    lines = instructions(disassemble(entry.cubin))
+    wgmma = [line for line in lines if line.startswith(("HGMMA", "QGMMA", "IGMMA"))]
+    assert len(wgmma) == (0 if kernel else 8) and not any(line.startswith(("LDL", "STL")) for line in lines)
+    promotes = dtype in (E4M3, E5M2) and not kernel
+    assert ("acc = added(acc, part_acc)" in plan.text) == promotes
+    assert kernel or plan.mapping.blocks == {"m": 128, "n": 128 if promotes else 256, "k": 128 // dtype.itemsize}

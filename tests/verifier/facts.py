@@ -19,7 +19,7 @@ from gemmkit.programs.chains import chain as chains
 from gemmkit.programs.chains import schedule
 from gemmkit.programs.chains import schedule as orders
 from gemmkit.programs.launches import BEGIN
-from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
+from gemmkit.programs.places import Await, Fill, Promote, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
@@ -294,7 +294,7 @@ def check_grid_order(order: Any) -> None:
     """Of rounds that only add."""
     rounds = order.rounds
     for count in range(4):
-        filled = awaited = started = over = released = 0
+        filled = awaited = started = over = released = promoted = 0
         begun, read = set[int](), 0
         for event in [*order.before, *list(order.round) * count, *order.after]:
             if isinstance(event, Fill):
@@ -306,8 +306,14 @@ def check_grid_order(order: Any) -> None:
                 started += 1
                 expect(started == awaited, "products start before their stage is full")
                 expect(list(map(id, event.products)) == list(map(id, rounds.products)), "a round's products are not all there")
+                expect(not rounds.promotes or promoted == started - 1 <= over, "sums of a stage are not added before the next ones begin")
+                begun = set() if rounds.promotes else begun
                 for product in rounds.products:
                     init = product.carried.init
+                    if rounds.promotes:                # each stage's begin anew
+                        expect((product in event.fresh) == (id(product.carried) not in begun), f"the sums of {product.a.name} go on")
+                        begun.add(id(product.carried))
+                        continue
                     expect((product in event.fresh) <= (id(product.carried) not in begun and init.op == "const" and init.data == 0),
                            f"the sums of {product.a.name} by {product.b.name} begin anew")
                     begun.add(id(product.carried))
@@ -317,11 +323,15 @@ def check_grid_order(order: Any) -> None:
                 expect(list(event.row_sums) == rounds.row_sums and list(event.column_sums) == rounds.column_sums, "sums are left out")
             elif isinstance(event, Wait):
                 over = max(over, started - event.pending)
+            elif isinstance(event, Promote):
+                promoted += 1
+                expect(promoted <= over, "sums are added while products add to them")
             elif isinstance(event, Release):
                 released += 1
                 expect(released <= over and (not rounds.is_read_by_threads or released <= read), "a stage is released while it is read")
         expect(filled == awaited == started == over == released == count + 1, f"of {count + 1} rounds {filled} are filled, {awaited} "
                f"awaited, {over} waited for and {released} released")
+        expect(promoted == (count + 1 if rounds.promotes else 0), f"sums of {promoted} stages are added")
         expect(read == (count + 1 if rounds.is_read_by_threads else 0), "threads do not read each stage once")
 
 
