@@ -17,8 +17,8 @@ BANDS = 8                              # tile rows that are taken together, so t
 
 
 @triton.jit
-def _product(a: Any, b: Any, c: Any, d: Any, y: Any, M: Any, N: Any, K: Any, KIND: tl.constexpr, TMA: tl.constexpr,
-             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr) -> None:
+def _product(a, b, c, d, y, M, N, K, KIND: tl.constexpr, TMA: tl.constexpr,        # type: ignore[no-untyped-def]
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr):
     """``KIND``: 0 a product, 1 the SiLU of one product times another, 2 a product and the sums of A's rows."""
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     tile, stack = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -65,8 +65,8 @@ def _product(a: Any, b: Any, c: Any, d: Any, y: Any, M: Any, N: Any, K: Any, KIN
 
 
 @triton.jit
-def _attention(q: Any, k: Any, v: Any, o: Any, scale: Any, ROWS: Any, D: tl.constexpr, BM: tl.constexpr,
-               BN: tl.constexpr) -> None:
+def _attention(q, k, v, o, scale, ROWS, D: tl.constexpr, BM: tl.constexpr,         # type: ignore[no-untyped-def]
+               BN: tl.constexpr):
     """FlashAttention 2, of whole blocks."""
     head = tl.program_id(1).to(tl.int64) * ROWS * D
     m, n, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
