@@ -18,6 +18,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from gemmkit.kernels.collectives.pipeline import BARRIER
 from gemmkit.lang.errors import ConfigError
 from gemmkit.runtime.array_info import ArrayInfo, alignment
@@ -319,6 +321,16 @@ KERNELS = {kernel.name: kernel for kernel in (
     KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96},
                  {1: 176, 2: 176, 3: 96}, depth=32, depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16),
                  chain_warpgroups=1, line=32, stage=2**14, uses_tma=False))}
+
+
+@dataclass(frozen=True)
+class OutKind:
+    """How a result leaves: the collective's name, and what it is made for."""
+
+    kind: str
+    dtype: np.dtype
+    pairs: bool
+    columns: int
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

@@ -52,7 +52,8 @@ from gemmkit.programs.mapping import MULTISTAGE, KernelLimits
 from gemmkit.programs.places import FLOATS_8, Await, Event, Places, Ring, TilePlace
 from gemmkit.programs.sums import MEETING, number
 from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, of_blocks
-from gemmkit.programs.values import Index, refused
+from gemmkit.programs.trace import Loop
+from gemmkit.programs.values import Index, refused, shown
 from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
@@ -211,9 +212,47 @@ def put_named_pair(pair: tuple, n: int, store: ScatteredPairs, part: WarpgroupPa
 #: Of a thread that copies rows, and of one that consumes: a producer's 40 or 32 are too few.
 COPYING = {1: (0, 0), 2: (56, 224), 3: (56, 152)}
 
-def supported(places: Places, kernel: KernelLimits, device: DeviceInfo) -> Places:
+def check_pieces(places: Places, loop: Loop) -> None:
+    """Raises ValueError, with the user's line, for rows that are packed in other ways than as a tile's rows, or as the lines
+    of both operands that rounds go along."""
+    (m, n), such = places.indices, "only .reference(...) runs others"
+    if n.extent.offsets is not None:
+        raise refused(ValueError, f"packed(...): {n} are a tile's columns; a kernel has pieces of a tile's rows, or of "
+                                  f"rounds ({such})", loop.line)
+    if m.piece is not None and places.stacks != (m.piece,):
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
+                                  f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
+    across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
+    if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
+        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie "
+                                  f"along this array's columns; a kernel takes a[m, k] ({such})", across.line)
+    for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
+        if m.piece is not None or len(places.loops) > 1:
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
+                                      f"rows that are not packed ({such})", rounds.line)
+        across = next((x for x in rounds.products if not x.a_transposed or x.b_transposed), None)
+        if across is not None or rounds.is_read_by_threads:
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "
+                                      f"a[k, m].T @ b[k, n], and adds up nothing else ({such})",
+                          rounds.line if across is None else across.line)
+    for rounds in places.loops:
+        if rounds.looked_up == rounds.tiles:
+            raise refused(ValueError, f"rounds along {rounds.index} take rows that arrays name of all their operands; a "
+                                      f"kernel brings one at least with TMA ({such})", rounds.line)
+    extreme = next((x for rounds in places.loops for x in rounds.folded if x.what), None)
+    if extreme is not None and (places.in_pieces or places.looks_up):
+        raise refused(ValueError, f"{extreme.what} of a block where rows are packed, or named by an array; a kernel adds up "
+                                  f"their rows ({such})", extreme.line)
+    for store in places.stores if places.in_pieces else []:
+        if store.only is not None and (store.only is m or m.piece is None):
+            raise refused(ValueError, f"once({store.only}): rows are packed, and a kernel stores tiles, or values of a "
+                                      f"tile's packed rows ({such})", store.line)
+
+
+def supported(places: Places, kernel: KernelLimits, device: DeviceInfo, loop: Loop) -> Places:
     """The places. Raises ConfigError where rows are packed, or named, and the kernel does not read which; `NotByTma` where
     wgmma does not take an operand as it lies; TypeError for 8-bit floats that the GPU does not multiply."""
+    check_pieces(places, loop)
     for product in [product for rounds in places.loops for product in rounds.products]:
         for tile, is_across in ((product.a, product.a_transposed), (product.b, not product.b_transposed)):
             if is_across and kernel.uses_tma and tile.dtype.itemsize != 2:

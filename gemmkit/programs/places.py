@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -207,21 +207,32 @@ class Multiply:
 
 @dataclass(eq=False)
 class RowSum:
-    """Sums along the rows of a block that threads read where it is staged for a product."""
+    """Sums along the rows of a block that threads read where it is staged for a product; ``transposed``: they lie along its
+    columns. ``what``: "" of sums, "max" or "min" of the largest or smallest elements."""
 
     carried: Carried
-    a: TilePlace
-    line: str
-
-
-@dataclass(eq=False)
-class ColumnSum:
-    """Sums along the columns of a product's right operand, where it is staged; ``transposed``: as its lines."""
-
-    carried: Carried
-    b: TilePlace
+    tile: TilePlace
     transposed: bool
     line: str
+    what: str
+
+    begin: ClassVar = "rows_of_", "Row"
+
+    @property
+    def name(self) -> str:
+        """Of the collective."""
+        return f"{self.begin[0]}{self.tile.name}{self.what and '_'}{self.what}"
+
+    @property
+    def collective(self) -> str:
+        """Its class."""
+        return self.begin[1] + ("Extremes" if self.what else "Sums")
+
+
+class ColumnSum(RowSum):
+    """The same along the columns of a product's right operand; ``transposed``: along its lines."""
+
+    begin: ClassVar = "columns_of_", "Column"
 
 
 @dataclass(eq=False)
@@ -256,9 +267,14 @@ class Rounds:
         return any(product.a.dtype in FLOATS_8 for product in self.products)
 
     @property
+    def folded(self) -> list[RowSum]:
+        """Of rows, and of columns."""
+        return [*self.row_sums, *self.column_sums]
+
+    @property
     def is_read_by_threads(self) -> bool:
         """Whether not only tensor cores read its stages."""
-        return bool(self.row_sums or self.column_sums)
+        return bool(self.folded)
 
 
 @dataclass(eq=False)
@@ -274,6 +290,7 @@ class Places:
     row_starts: dict[str, float] = field(default_factory=dict)
     columns: dict[Value, str] = field(default_factory=dict)        # of cells that have one for each column
     column_starts: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)            # of cells of rows and columns: what of (`RowSum`)
     arguments: frozenset[str] = frozenset()
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)          # how long the axes of all indices are in a call
 
@@ -322,6 +339,9 @@ class Places:
     def names(self) -> list[str]:
         """Of all cells."""
         return [*self.starts, *self.row_starts, *self.column_starts]
+
+    def cell_of(self, x: RowSum) -> str:
+        return (self.columns if isinstance(x, ColumnSum) else self.rows)[x.carried.after]
 
     def column_sums(self, name: str) -> list[ColumnSum]:
         """What is added to a cell of columns."""
@@ -375,39 +395,6 @@ def refuse_pieces(loop: Loop) -> None:
                                       "only .reference(...) runs others", each.line)
 
 
-def check_pieces(places: Places, loop: Loop) -> None:
-    """Raises ValueError, with the user's line, for rows that are packed in other ways than as a tile's rows, or as the lines
-    of both operands that rounds go along."""
-    (m, n), such = places.indices, "only .reference(...) runs others"
-    if n.extent.offsets is not None:
-        raise refused(ValueError, f"packed(...): {n} are a tile's columns; a kernel has pieces of a tile's rows, or of "
-                                  f"rounds ({such})", loop.line)
-    if m.piece is not None and places.stacks != (m.piece,):
-        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
-                                  f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
-    across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
-    if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
-        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie "
-                                  f"along this array's columns; a kernel takes a[m, k] ({such})", across.line)
-    for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
-        if m.piece is not None or len(places.loops) > 1:
-            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
-                                      f"rows that are not packed ({such})", rounds.line)
-        across = next((x for x in rounds.products if not x.a_transposed or x.b_transposed), None)
-        if across is not None or rounds.is_read_by_threads:
-            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "
-                                      f"a[k, m].T @ b[k, n], and adds up nothing else ({such})",
-                          rounds.line if across is None else across.line)
-    for rounds in places.loops:
-        if rounds.looked_up == rounds.tiles:
-            raise refused(ValueError, f"rounds along {rounds.index} take rows that arrays name of all their operands; a "
-                                      f"kernel brings one at least with TMA ({such})", rounds.line)
-    for store in places.stores if places.in_pieces else []:
-        if store.only is not None and (store.only is m or m.piece is None):
-            raise refused(ValueError, f"once({store.only}): rows are packed, and a kernel stores tiles, or values of a "
-                                      f"tile's packed rows ({such})", store.line)
-
-
 def _begun_at_numbers(loop: Loop) -> Loop:
     """A program whose cells begin with numbers: what else one begins with, such as a block of C, is added to its sums where
     the tile ends. There it is read once, and no registers hold it meanwhile."""
@@ -457,7 +444,6 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     if not out.loops:
         raise refused(ValueError, "no sequential loop with a product; a function of rows loops over rows only, for m in "
                                   "parallel(x.rows)", loop.line)
-    check_pieces(out, loop)
     return out
 
 
@@ -498,28 +484,38 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         value = carried.out
         while value is not carried.inside:
             used.add(value)
-            if value.op != "add" or value.args[1].op != ("rowsum" if one else "dot"):
-                raise refused(ValueError, "rounds change a cell other than by adding products and sums of rows or columns "
-                                          f"({value.op}); only .reference(...) runs this",
+            what, folded, rest = _folded(value) if one else ("", value.args[-1], value.args[0])
+            if folded is None or (not one and (value.op != "add" or folded.op != "dot")):
+                raise refused(ValueError, "rounds change a cell other than by adding products and sums of rows or columns, "
+                                          f"or by largest or smallest elements ({value.op}); only .reference(...) runs this",
                               value.line or loop.line)
-            used.add(value.args[1])
+            used.add(folded)
             if one:
-                summed.insert(0, value.args[1])
+                kind = out.kinds.setdefault(out.rows.get(carried.after) or out.columns[carried.after], what)
+                if kind != what:
+                    raise refused(ValueError, "sums, largest or smallest elements in one cell; use two cells", value.line)
+                used.update(x for x in walked([value, folded]) if x.op in ("neg", "max", "transpose"))
+                summed.insert(0, folded)
             else:
                 found.insert(0, _multiply(value.args[1], carried, out, made, tiles, taken))
-            value = value.args[0]
+            value = rest
         made.products += found
         _check_integers(found, carried, out)
         waiting += [(x, carried) for x in summed]
     for x, carried in waiting if made.products else ():
         (load,), of_rows = x.args, carried.inside.dims == out.indices[:1]
+        what = (out.rows if of_rows else out.columns)[carried.after]
         block = load.args[0] if load.op == "transpose" else load
+        block = block.args[0] if out.kinds[what] == "min" else block           # of -x
         if block.op != "load":
             raise refused(ValueError, f"a sum of {'rows' if of_rows else 'columns'} in rounds, of {block.op}; a kernel sums "
                                       "blocks of arrays as they are (only .reference(...) runs others)", x.line)
         tile = _tile(block, x.line, out, made, tiles, taken)
         if of_rows:
-            made.row_sums.append(_row_sum(load, tile, carried, made, x.line))
+            if load.op == "transpose" and tile.dtype.itemsize != 2:
+                raise refused(TypeError, f"{tile.parameter.name} has dtype {tile.dtype}; a kernel reads rows along an "
+                                         "array's columns of elements of 16 bits", x.line)
+            made.row_sums.append(RowSum(carried, tile, load.op == "transpose", x.line, out.kinds[what]))
         else:
             made.column_sums.append(_column_sum(load, tile, carried, made, out, x.line))
     for held in loop.body:
@@ -546,11 +542,22 @@ def _check_integers(found: list[Multiply], carried: Carried, out: Places) -> Non
     out.integers.update([name] if counted else [])
 
 
-def _row_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, line: str) -> RowSum:
-    if x.op == "transpose" or any(tile is product.a and product.a_transposed for product in rounds.products):
-        raise refused(ValueError, "a sum of rows that lie along an array's columns; a kernel sums rows as they lie, a[m, "
-                                  "k].sum(axis=1)", line)
-    return RowSum(carried, tile, line)
+def _folded(value: Value) -> tuple[str, Value | None, Value]:
+    """What a round makes of a cell of rows or columns: (``what`` of `RowSum`, the fold of a block, the value before)."""
+    def plain(x: Value) -> Value:
+        return plain(x.args[0].args[0]) if x.op == "neg" and x.args[0].op == "neg" else x
+
+    if value.op == "add" and value.args[1].op == "rowsum":
+        return "", value.args[1], value.args[0]
+    inner = value.args[0] if value.op == "neg" else value
+    for rest, found in (inner.args, inner.args[::-1]) if inner.op == "max" else ():
+        fold = plain(found)
+        if value.op == "max" and fold.op == "rowmax":
+            return "max", fold, rest
+        block = fold.args[0].args[0] if fold.op == "rowmax" and fold.args[0].op == "transpose" else (fold.args or (fold,))[0]
+        if value.op == "neg" and fold.op == "rowmax" and block.op == "neg" and rest.op == "neg":
+            return "min", fold, rest.args[0]
+    return "", None, value
 
 
 def _column_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, out: Places, line: str) -> ColumnSum:
@@ -563,7 +570,7 @@ def _column_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, out
     if not transposed and tile.dtype.itemsize != 2:
         raise refused(TypeError, f"{tile.parameter.name} has dtype {tile.dtype}; a kernel adds up the columns of blocks of "
                                  "16 bits, and of others the lines, b[n, k].sum(axis=1)", line)
-    return ColumnSum(carried, tile, transposed, line)
+    return ColumnSum(carried, tile, transposed, line, out.kinds[out.columns[carried.after]])
 
 
 def _cell(carried: Carried, out: Places) -> None:
@@ -771,16 +778,6 @@ class Printed:
     operands: tuple[str, ...] = ()
     callees: Callees = Callees()
     updated: tuple[str, ...] = ()      # results that threads read first
-
-
-@dataclass(frozen=True)
-class OutKind:
-    """How a result leaves: the collective's name, and what it is made for."""
-
-    kind: str
-    dtype: np.dtype
-    pairs: bool
-    columns: int
 
 
 @dataclass(eq=False)

@@ -63,11 +63,11 @@ from gemmkit.programs.launches import (
     shared,
     started,
 )
-from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
+from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, OutKind, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.pieces import PiecePrinter, supported
-from gemmkit.programs.places import OutKind, Places, Printed, ordered, places_of, refuse_forms
+from gemmkit.programs.places import Places, Printed, ordered, places_of, refuse_forms
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
@@ -481,7 +481,7 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
             if mapping.splits:
                 raise error.reason from None
             return _planned(program, arguments, replace(mapping, splits=1), text)
-    places = supported(places_of(loop, arguments), kernel, device)
+    places = supported(places_of(loop, arguments), kernel, device, loop)
     mapping = within_rounds(loop, mapping, places.arrays_along)
     _check_names(infos, places, arguments, kernel)
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}

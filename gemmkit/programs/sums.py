@@ -23,31 +23,42 @@ class RowSums(Component):
     and the four threads of a row meet at the end."""
 
     tile: StagedTile
+    transposed: bool = False           # rows lie along the block's columns, of 16 bits
+
+    @cached_property
+    def steps(self) -> int:
+        """Groups of four matrices that have all of a row."""
+        return self.tile.lines // 16 if self.transposed else self.tile.columns // (2 * self.tile.chunk)
 
     def begin(self, value: float) -> tuple:
         """The value once a row: the first of its four threads has it."""
         return fill(F32, 2, value if lane_index() % 4 == 0 else 0.0)
 
     def add(self, sums: tuple, slot: Any, group: int) -> tuple:
-        return fold(self.tile.columns // (2 * self.tile.chunk), add_matrix, sums, self.tile, slot.stage, group)
+        return fold(self.steps, add_matrix, sums, self, slot.stage, group)
+
+    def matrices(self, n: int, stage: int, group: int) -> tuple:
+        """16 rows by 32 bytes of a warp: four 8 x 8 matrices of 16 bits, of which a lane addresses a line."""
+        lane, tile = lane_index(), self.tile
+        row = group * ROWS + udiv(thread_index() % 128, 32) * 16
+        if self.transposed:
+            place = n * 16 + lane % 8 + udiv(lane, 16) * 8, row + udiv(lane, 8) % 2 * 8
+        else:
+            place = row + lane % 16, (2 * n + udiv(lane, 16)) * tile.chunk
+        return words_of(tile, stage, 0, tile.layout.position(place, tile.lines), self.transposed)
 
     def whole(self, sums: tuple) -> tuple:
         return quad(add, sums[0]), quad(add, sums[1])
 
 
-def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
-    """16 rows by 32 bytes of a warp: four 8 x 8 matrices of 16 bits, of which a lane addresses a line."""
-    lane = lane_index()
-    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    at = tile.layout.position((row, (2 * n + udiv(lane, 16)) * tile.chunk), tile.lines)
-    x = words_of(tile, stage, 0, at)
+def add_matrix(sums: tuple, n: int, of: Any, stage: int, group: int) -> tuple:
+    x = apply(sum_of_word, split(of.matrices(n, stage, group), 4 // of.tile.size))
     return sums[0] + (x[0] + x[2]), sums[1] + (x[1] + x[3])
 
 
-def words_of(tile: Any, stage: int, more: int, at: int) -> tuple:
-    """Of four matrices that a lane has a word of each the sums of the word's elements, in float32."""
-    x = ldmatrix(shared(tile.dtype, tile.offset), tile.begin_of(stage) + more, at, 4, False)
-    return apply(sum_of_word, split(convert_all(F32, x), 4 // tile.size))
+def words_of(tile: Any, stage: int, more: int, at: int, trans: bool) -> tuple:
+    """Of four matrices that a lane has a word of each the words' elements, in float32."""
+    return convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), tile.begin_of(stage) + more, at, 4, trans))
 
 
 def sum_of_word(x: tuple, n: int) -> Any:
@@ -134,20 +145,27 @@ def add_octet(sums: tuple, n: int, of: Any, stage: int, first: int) -> tuple:
 
 
 def add_columns(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """32 lines of eight columns of 16 bits, of which a lane addresses one; the swizzle of a line is that of the 32nd behind
-    it."""
-    at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
-    more = tile.begin_of(stage) + n * AT_ONCE * tile.line
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), more, at, 4, False))
+    x = octet_of_columns(tile, n, stage, octet)
     return sums[0] + ((x[0] + x[2]) + (x[4] + x[6])), sums[1] + ((x[1] + x[3]) + (x[5] + x[7]))
 
 
+def octet_of_columns(tile: Any, n: int, stage: int, octet: int) -> tuple:
+    """32 lines of eight columns of 16 bits, of which a lane addresses one; the swizzle of a line is that of the 32nd behind
+    it."""
+    at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
+    return words_of(tile, stage, n * AT_ONCE * tile.line, at, False)
+
+
 def add_lines(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
+    x = apply(sum_of_word, split(octet_of_lines(tile, n, stage, octet), 4 // tile.size))
+    return (sums[0] + ((x[0] + x[1]) + (x[2] + x[3])),)
+
+
+def octet_of_lines(tile: Any, n: int, stage: int, octet: int) -> tuple:
     """Eight lines, 64 bytes of each."""
     lane = lane_index()
     at = tile.layout.position((octet * OCTET + lane % 8, (4 * n + udiv(lane, 8)) * tile.chunk), tile.lines)
-    x = words_of(tile, stage, 0, at)
-    return (sums[0] + ((x[0] + x[1]) + (x[2] + x[3])),)
+    return words_of(tile, stage, 0, at, False)
 
 
 def met(x: Any, n: int, of: Any) -> Any:
@@ -222,3 +240,107 @@ def put_column(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, th
     column = thread + n * store.threads
     if column < store.columns and part.n + column < part.columns:
         out[part.n + column] = convert(store.dtype, value)
+
+
+# --------------------------------------------------------------------------------------------------
+# The largest and smallest elements of rows and columns, of blocks in their stages. What an array does not have is zero in a
+# stage, so that threads leave out what lies behind its end.
+
+@dataclass(frozen=True)
+class RowExtremes(RowSums):
+    """The ``largest`` elements, or the smallest, of the rows of a staged block, as `RowSums` adds them up."""
+
+    largest: bool = True
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, 2, value)
+
+    def add(self, sums: tuple, slot: Any, group: int, limit: int) -> tuple:        # type: ignore[override]
+        """Of the first ``limit`` elements of each row."""
+        return fold(self.steps, keep_matrix, sums, self, slot.stage, group, limit)
+
+    def whole(self, sums: tuple) -> tuple:
+        return apply(extreme_of_quad, sums, self.largest)
+
+
+def keep_matrix(sums: tuple, n: int, of: Any, stage: int, group: int, limit: int) -> tuple:
+    x = of.matrices(n, stage, group)
+    return fold(len(x), keep_of_row, sums, x, of, 2 * n, limit)
+
+
+def keep_of_row(sums: tuple, i: int, x: tuple, of: Any, first: int, limit: int) -> tuple:
+    """Matrices are the upper one and the lower one of the first chunk, then those of the second."""
+    width = 4 // of.tile.size
+    at = (first + i // (2 * width)) * of.tile.chunk + lane_index() % 4 * width + i % width
+    if i // width % 2 == 0:
+        return kept(sums[0], x[i], at < limit, of.largest), sums[1]
+    return sums[0], kept(sums[1], x[i], at < limit, of.largest)
+
+
+def kept(best: Any, x: Any, is_there: Any, largest: bool) -> Any:
+    """The larger one, or the smaller one, or the one that is NaN."""
+    if largest:
+        return x if is_there and not (best >= x or best != best) else best
+    return x if is_there and not (best <= x or best != best) else best
+
+
+def extreme_of_quad(x: Any, n: int, largest: bool) -> Any:
+    x = kept(x, exchanged(x, 1), True, largest)
+    return kept(x, exchanged(x, 2), True, largest)
+
+
+@dataclass(frozen=True)
+class ColumnExtremes(ColumnSums):
+    """The same of columns, as `ColumnSums` adds them up."""
+
+    largest: bool = True
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, self.parts * self.octets, value)
+
+    def add(self, sums: tuple, slot: Any, group: int, limit: int) -> tuple:        # type: ignore[override]
+        if self.warps == 4 * self.consumers:
+            return self.kept_octets(sums, slot.stage, group, limit)
+        if group * 4 < self.warps:
+            return self.kept_octets(sums, slot.stage, group, limit)
+        return sums
+
+    def kept_octets(self, sums: tuple, stage: int, group: int, limit: int) -> tuple:
+        return join(apply(keep_octet, split(sums, self.parts), self, stage, self.first(group), limit))
+
+    def whole(self, sums: tuple) -> tuple:
+        return apply(extreme_of_column, sums, self)
+
+
+def keep_octet(sums: tuple, n: int, of: Any, stage: int, first: int, limit: int) -> tuple:
+    return fold(of.steps, keep_step, sums, of, stage, first + n, limit)
+
+
+def keep_step(sums: tuple, n: int, of: Any, stage: int, octet: int, limit: int) -> tuple:
+    if of.transposed:
+        lines = octet_of_lines(of.tile, n, stage, octet)
+        return fold(len(lines), keep_of_line, sums, lines, of, 4 * n, limit)
+    columns = octet_of_columns(of.tile, n, stage, octet)
+    return fold(len(columns), keep_of_column, sums, columns, of, n * AT_ONCE + udiv(lane_index(), 4), limit)
+
+
+def keep_of_line(sums: tuple, i: int, x: tuple, of: Any, first: int, limit: int) -> tuple:
+    width = 4 // of.tile.size
+    at = (first + i // width) * of.tile.chunk + lane_index() % 4 * width + i % width
+    return (kept(sums[0], x[i], at < limit, of.largest),)
+
+
+def keep_of_column(sums: tuple, i: int, x: tuple, of: Any, line: int, limit: int) -> tuple:
+    """Two neighbours of a line of each of four matrices, one below the other."""
+    is_there = line + i // 2 * 8 < limit
+    if i % 2 == 0:
+        return kept(sums[0], x[i], is_there, of.largest), sums[1]
+    return sums[0], kept(sums[1], x[i], is_there, of.largest)
+
+
+def extreme_of_column(x: Any, n: int, of: Any) -> Any:
+    if of.transposed:
+        return extreme_of_quad(x, n, of.largest)
+    x = kept(x, exchanged(x, 4), True, of.largest)
+    x = kept(x, exchanged(x, 8), True, of.largest)
+    return kept(x, exchanged(x, 16), True, of.largest)

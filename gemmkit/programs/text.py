@@ -19,6 +19,7 @@ from gemmkit.programs.collectives import BY_TMA, COLUMN, ROW, ROWS_OF
 from gemmkit.programs.places import (
     Allocation,
     Await,
+    ColumnSum,
     Event,
     Fill,
     Multiply,
@@ -36,7 +37,7 @@ from gemmkit.programs.places import (
     Wait,
 )
 from gemmkit.programs.trace import COMPARISONS, Value
-from gemmkit.programs.values import Index, refused
+from gemmkit.programs.values import Index, number_text, refused
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
 JOINTS = {"and": "{} and {}", "or": "{} or {}", "not": "not {}"}
@@ -330,10 +331,11 @@ IMPORTS = [
     ("gemmkit.lang.aggregates", "convert_all", ("convert_all",)),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut", "OctetOut", "added")),
     ("gemmkit.programs.collectives", "WarpgroupPart", ()), ("gemmkit.programs.collectives", "Product", ()),
-    ("gemmkit.programs.sums", "RowSums", ("RowSums",)), ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
+    ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
     ("gemmkit.programs.collectives", "StagedTile", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
-    *(("gemmkit.programs.sums", name, (name,)) for name in ("ColumnSums", "ColumnValues", "ColumnsOut")),
+    *(("gemmkit.programs.sums", name, (name,)) for name in (
+        "ColumnExtremes", "ColumnSums", "ColumnValues", "ColumnsOut", "RowExtremes", "RowSums")),
     *(("gemmkit.ptx.arithmetic", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
     *(("gemmkit.ptx.barriers", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
@@ -406,11 +408,11 @@ class Printer:
 
     def rows_of(self, name: str, row_sums: list[RowSum]) -> str:
         """The collective of a cell of rows' sums."""
-        return f"rows_of_{next(x.a.name for x in row_sums if self.places.rows[x.carried.after] == name)}"
+        return next(x.name for x in row_sums if self.places.rows[x.carried.after] == name)
 
     def columns_of(self, name: str) -> str:
         """The same of a cell of columns' sums."""
-        return f"columns_of_{self.places.column_sums(name)[0].b.name}"
+        return self.places.column_sums(name)[0].name
 
     # -- clusters -----------------------------------------------------------------------------------------------------
 
@@ -499,11 +501,10 @@ class Printer:
         for ring in self.memory.rings:
             self.put(0, *(self.staged(tile, ring) for tile in ring.rounds.tiles),
                      *([self.pipeline(ring)] if ring in self.distinct else []))
-            for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
-                self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
-            for name, transposed in {x.b.name: x.transposed for x in ring.rounds.column_sums}.items():
-                self.put(0, f"columns_of_{name} = ColumnSums({name}_tile, consumers={self.warpgroups}"
-                            f"{', transposed=True)' if transposed else ')'}")
+            for name, x in {x.name: x for x in ring.rounds.folded}.items():
+                how = f", consumers={self.warpgroups}" if isinstance(x, ColumnSum) else ""
+                how += ", transposed=True" if x.transposed else ""
+                self.put(0, f"{name} = {x.collective}({x.tile.name}_tile{how}{', largest=False' * (x.what == 'min')})")
             said = set()
             for product in ring.rounds.products:
                 if self.product(product) not in said:
@@ -648,15 +649,15 @@ class Printer:
         first = {name: next(p for r in self.memory.rings for p in r.rounds.products
                             if self.places.cells[p.carried.after] == name) for name in self.places.starts}
         for name, value in self.places.starts.items():
-            held = int(value) if name in self.places.integers else value
-            self.put(depth, f"{name} = {self.product(first[name])}.begin({held!r})")
+            held = str(int(value)) if name in self.places.integers else number_text(value)
+            self.put(depth, f"{name} = {self.product(first[name])}.begin({held})")
             if any(rounds.promotes and self.places.cells[p.carried.after] == name for rounds in self.places.loops for p in
                    rounds.products) and self.met:
                 self.put(depth, f"part_{name} = {self.product(first[name])}.begin(0.0)")
         for name, value in self.places.row_starts.items():
-            self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({value!r})")
+            self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({number_text(value)})")
         for name, value in self.places.column_starts.items():
-            self.put(depth, f"{name} = {self.columns_of(name)}.begin({value!r})")
+            self.put(depth, f"{name} = {self.columns_of(name)}.begin({number_text(value)})")
 
     def finish(self, depth: int) -> None:
         """What becomes of a tile's sums."""
@@ -682,7 +683,7 @@ class Printer:
                                     f"{int(product not in event.fresh)})")
                 self.put(depth, "wgmma_commit()")
             elif isinstance(event, Read):
-                self.read(depth, ring, event)
+                self.read(depth, ring, event, any(events is loop.before for loop in self.loops))
             elif isinstance(event, Wait):
                 held = f"({', '.join(sums)}{',' if len(sums) == 1 else ''})"
                 self.put(depth, f"{held if len(sums) == 1 else held[1:-1]} = wgmma_wait({event.pending}, {held})")
@@ -693,13 +694,12 @@ class Printer:
             else:
                 assert isinstance(event, Fill)                 # the producer's
 
-    def read(self, depth: int, ring: Ring, event: Read) -> None:
-        for row_sum in event.row_sums:
-            cell = self.places.rows[row_sum.carried.after]
-            self.put(depth, f"{cell} = rows_of_{row_sum.a.name}.add({cell}, {self.slot(ring)}, group)")
-        for column_sum in event.column_sums:
-            cell = self.places.columns[column_sum.carried.after]
-            self.put(depth, f"{cell} = columns_of_{column_sum.b.name}.add({cell}, {self.slot(ring)}, group)")
+    def read(self, depth: int, ring: Ring, event: Read, is_first: bool = False) -> None:
+        """The largest of a block's elements are those of elements that are there."""
+        end = f", sizes.{ring.rounds.index.name}{'' if is_first else f' - {ring.rounds.index.name}'}"
+        for x in (*event.row_sums, *event.column_sums):
+            cell = self.places.cell_of(x)
+            self.put(depth, f"{cell} = {x.name}.add({cell}, {self.slot(ring)}, group{end if x.what else ''})")
 
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
@@ -765,8 +765,10 @@ def printed(printer: Printer, title: str) -> Printed:
     stacks = [stack.name for stack in places.stacks]
     tile = m, n, *stacks
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
-    uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
-    uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
+    uses = {out.kind for out in outs} | ({"ColumnValues"} if places.column_starts else set())
+    uses |= {x.collective for rounds in places.loops for x in rounds.folded}
+    starts = *places.starts.values(), *places.row_starts.values(), *places.column_starts.values()
+    uses |= set() if all(map(math.isfinite, starts)) else {"math"}
     uses |= {"convert_all"} if places.integers else set()
     uses |= {"added"} if printer.met and any(rounds.promotes for rounds in places.loops) else set()
     uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings), *printer.uses}

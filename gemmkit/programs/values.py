@@ -648,6 +648,15 @@ def unique(wanted: str, taken: Collection[str]) -> str:
     return next(name for n in itertools.count(1) if (name := wanted if n == 1 else f"{wanted}_{n}") not in taken)
 
 
+def number_text(number: float) -> str:
+    """A number in a text.
+
+    >>> number_text(0.5), number_text(-math.inf)
+    ('0.5', '-math.inf')
+    """
+    return repr(number) if math.isfinite(number) else "math.nan" if math.isnan(number) else f"{'-' * (number < 0)}math.inf"
+
+
 def joined(op: str, dims: list[tuple]) -> tuple:
     """The dimensions of an element-wise result: of the operand that has most, and no others."""
     longest: tuple = max(dims, key=len, default=())

@@ -11,6 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.programs import calls
 from gemmkit.runtime import cache
+from tests.programs import test_extremes as folds
 from tests.programs import test_inlined as inlined
 from tests.programs import test_roles as roles
 from tests.programs import test_types as types
@@ -534,3 +535,14 @@ def test_programs_that_call_programs(rng: np.random.Generator) -> None:
     for variant in ("product", "product_by_rows"):
         given = [a[:, :64], b[:64, :64], chains.empty(520, 64)]
         checked((inlined.product, given, gk.Mapping(variants={"product": variant}), {}))
+
+
+@pytest.mark.parametrize("kernel", ["", "multistage"])
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("m, n, k", [(1000, 1032, 520), (300, 67, 65), (1, 8, 1), (4096, 2048, 1000)])
+def test_largest_and_smallest_elements(kernel: str, sign: int, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+    arrays = folds.of_one_sign(rng, sign, m, n, k)
+    mapping = gk.Mapping({"n": 64}, kernel=kernel)
+    checked((folds.extremes, arrays, mapping, {}))
+    a, b = np.ascontiguousarray(np.pad(arrays[0].T, ((0, 0), (0, -m % 8))))[:, :m], arrays[1]
+    checked((folds.turned, [a, b, folds.result(m, n), folds.result(m)], mapping, {}))
