@@ -484,6 +484,10 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         value = carried.out
         while value is not carried.inside:
             used.add(value)
+            while value.op == "add" and value.args[1].op == "add":         # x + (y + z) is (x + y) + z
+                x, (y, z) = value.args[0], value.args[1].args
+                used.add(value.args[1])
+                value = replace(value, args=(replace(value, args=(x, y)), z))
             what, folded, rest = _folded(value) if one else ("", value.args[-1], value.args[0])
             if folded is None or (not one and (value.op != "add" or folded.op != "dot")):
                 raise refused(ValueError, "rounds change a cell other than by adding products and sums of rows or columns, "
@@ -503,21 +507,21 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         _check_integers(found, carried, out)
         waiting += [(x, carried) for x in summed]
     for x, carried in waiting if made.products else ():
-        (load,), of_rows = x.args, carried.inside.dims == out.indices[:1]
-        what = (out.rows if of_rows else out.columns)[carried.after]
-        block = load.args[0] if load.op == "transpose" else load
-        block = block.args[0] if out.kinds[what] == "min" else block           # of -x
+        (block,), of_rows, is_turned = x.args, carried.inside.dims == out.indices[:1], False
+        what = out.kinds[(out.rows if of_rows else out.columns)[carried.after]]
+        while block.op == "transpose" or (block.op == "neg" and what == "min"):            # the smallest of x: of -x
+            is_turned, block = is_turned != (block.op == "transpose"), block.args[0]
         if block.op != "load":
             raise refused(ValueError, f"a sum of {'rows' if of_rows else 'columns'} in rounds, of {block.op}; a kernel sums "
                                       "blocks of arrays as they are (only .reference(...) runs others)", x.line)
         tile = _tile(block, x.line, out, made, tiles, taken)
         if of_rows:
-            if load.op == "transpose" and tile.dtype.itemsize != 2:
+            if is_turned and tile.dtype.itemsize != 2:
                 raise refused(TypeError, f"{tile.parameter.name} has dtype {tile.dtype}; a kernel reads rows along an "
                                          "array's columns of elements of 16 bits", x.line)
-            made.row_sums.append(RowSum(carried, tile, load.op == "transpose", x.line, out.kinds[what]))
+            made.row_sums.append(RowSum(carried, tile, is_turned, x.line, what))
         else:
-            made.column_sums.append(_column_sum(load, tile, carried, made, out, x.line))
+            made.column_sums.append(_column_sum(not is_turned, tile, carried, made, out, x.line))
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op not in ("transpose", "cast")):
             what = held.op if isinstance(held, Value) else "a store or a loop"
@@ -560,9 +564,8 @@ def _folded(value: Value) -> tuple[str, Value | None, Value]:
     return "", None, value
 
 
-def _column_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, out: Places, line: str) -> ColumnSum:
-    """``x``: b[n, k], whose lines are summed, or b[k, n] transposed."""
-    transposed = x.op != "transpose"
+def _column_sum(transposed: bool, tile: TilePlace, carried: Carried, rounds: Rounds, out: Places, line: str) -> ColumnSum:
+    """``transposed``: of b[n, k], whose lines are summed, and not of b[k, n]."""
     before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
     if any(y.transposed != transposed for y in before):
         raise refused(ValueError, "sums of columns and of lines in one cell; use a cell for each, and add them after the "

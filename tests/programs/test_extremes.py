@@ -21,7 +21,7 @@ def turned(a: Any, b: Any, d: Any, y: Any) -> None:
         acc, left = gp.zeros(m, n), gp.full(m, 1.0)
         for k in gp.sequential(a.rows):
             acc += a[k, m].T @ b[k, n]
-            left += a[k, m].sum(axis=0)
+            left += a[k, m].sum(axis=0) + a[k, m].T.sum(axis=1)
         d[m, n] = acc + left
         with gp.once(n):
             y[m] = left
@@ -71,7 +71,7 @@ def turned_extremes(a: Any, b: Any, d: Any, y: Any) -> None:
         acc, least = gp.zeros(m, n), gp.full(m, math.inf)
         for k in gp.sequential(a.rows):
             acc += a[k, m].T @ b[n, k].T
-            least[:] = gp.minimum(least, a[k, m].min(axis=0))
+            least[:] = gp.minimum(least, a[k, m].T.min(axis=1))
         d[m, n] = acc
         with gp.once(n):
             y[m] = least
