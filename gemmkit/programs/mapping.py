@@ -22,6 +22,7 @@ import numpy as np
 
 from gemmkit.kernels.collectives.pipeline import BARRIER
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import Callees
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
@@ -331,6 +332,24 @@ class OutKind:
     dtype: np.dtype
     pairs: bool
     columns: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
+    block is of, or operands that threads copy, results, arrays that threads read, functions that they call."""
+
+    text: str
+    maps: tuple[tuple[str, str], ...]
+    outs: tuple[str, ...]
+    arrays: tuple[str, ...]
+    sizes: tuple[str, ...]
+    tile: tuple[str, ...]              # those of the sizes that tiles go along
+    scalars: tuple[str, ...]
+    threads: int
+    operands: tuple[str, ...] = ()
+    callees: Callees = Callees()
+    updated: tuple[str, ...] = ()      # results that threads read first
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

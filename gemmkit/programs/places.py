@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.programs.called import EXTENT, Callees
+from gemmkit.programs.called import EXTENT
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.trace import TF32, Carried, Loop, StoreStatement, Value, refuse_update
@@ -763,25 +763,7 @@ class Allocation:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a kernel's text is, and how results leave.
-
-@dataclass(frozen=True)
-class Printed:
-    """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
-    block is of, or operands that threads copy, results, arrays that threads read, functions that they call."""
-
-    text: str
-    maps: tuple[tuple[str, str], ...]
-    outs: tuple[str, ...]
-    arrays: tuple[str, ...]
-    sizes: tuple[str, ...]
-    tile: tuple[str, ...]              # those of the sizes that tiles go along
-    scalars: tuple[str, ...]
-    threads: int
-    operands: tuple[str, ...] = ()
-    callees: Callees = Callees()
-    updated: tuple[str, ...] = ()      # results that threads read first
-
+# How results leave.
 
 @dataclass(eq=False)
 class Out:

@@ -63,11 +63,11 @@ from gemmkit.programs.launches import (
     shared,
     started,
 )
-from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, OutKind, kernel_of
+from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, OutKind, Printed, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.pieces import PiecePrinter, supported
-from gemmkit.programs.places import Places, Printed, ordered, places_of, refuse_forms
+from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows

@@ -15,8 +15,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_whole_load
 from gemmkit.programs.chains.chain import updates_last
 from gemmkit.programs.chains.elements import is_whole_number
-from gemmkit.programs.mapping import SHARED, Mapping
-from gemmkit.programs.places import Printed, RowRewriter, is_tiled, refuse_pieces, walked
+from gemmkit.programs.mapping import SHARED, Mapping, Printed
+from gemmkit.programs.places import RowRewriter, is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
 from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value

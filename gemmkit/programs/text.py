@@ -16,6 +16,7 @@ import numpy as np
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_whole_load
 from gemmkit.programs.collectives import BY_TMA, COLUMN, ROW, ROWS_OF
+from gemmkit.programs.mapping import Printed
 from gemmkit.programs.places import (
     Allocation,
     Await,
@@ -26,7 +27,6 @@ from gemmkit.programs.places import (
     Ordered,
     Out,
     Places,
-    Printed,
     Promote,
     Read,
     Release,

@@ -49,8 +49,7 @@ from gemmkit.programs.chains.schedule import (
     Turn,
 )
 from gemmkit.programs.collectives import COLUMN, ROWS
-from gemmkit.programs.mapping import OutKind
-from gemmkit.programs.places import Printed
+from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.text import EARLY, OWN_NAMES, count_of, listed, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
