@@ -93,7 +93,7 @@ def module_of(name: str, text: str, needed: tuple[str, ...] = NEEDED) -> ModuleT
 # They are described by places from `BEGIN` on, which no array has (`gemmkit.runtime.launch`), and have addresses with a
 # launch; in the emulator they are NumPy arrays of NaNs.
 
-ROLE = "sums"
+ROLE, COUNTS = "sums", "counts"        # of which a plan has one: numbers between kernels, or counters that stay at 0
 BEGIN = PLACES[ROLE]
 F32 = np.dtype(np.float32)
 
@@ -108,13 +108,13 @@ def spare(first: int, shape: tuple[int, ...]) -> ArrayInfo:
     return ArrayInfo(BEGIN + first, shape, strides, F32, -1, False, "workspace")
 
 
-def stream_memory(ordinal: int, stream: int, nbytes: int) -> int:
+def stream_memory(ordinal: int, stream: int, nbytes: int, role: str = ROLE) -> int:
     """Where a stream has memory for so many bytes of such arrays."""
-    (begin,) = addresses(ordinal, stream, [Space(0, ROLE, nbytes)])
+    (begin,) = addresses(ordinal, stream, [Space(0, role, nbytes)])
     return begin
 
 
-def started(starts: Sequence[Start], spare: int, place: int, ordinal: int) -> Start:
+def started(starts: Sequence[Start], spare: int, place: int, ordinal: int, role: str = ROLE) -> Start:
     """Starts one after the other, with ``spare`` bytes of the stream's memory, whose address stands at a ``place`` of what a
     call brings."""
     if len(starts) == 1 and not spare:
@@ -122,7 +122,7 @@ def started(starts: Sequence[Start], spare: int, place: int, ordinal: int) -> St
 
     def start(stream: int, values: tuple[Any, ...]) -> None:
         if spare:
-            values = *values[:place], stream_memory(ordinal, stream, spare), *values[place + 1:]
+            values = *values[:place], stream_memory(ordinal, stream, spare, role), *values[place + 1:]
         for one in starts:
             one(stream, values)
 
@@ -132,14 +132,20 @@ def started(starts: Sequence[Start], spare: int, place: int, ordinal: int) -> St
 def host_arrays(infos: dict[str, ArrayInfo]) -> dict[str, np.ndarray]:
     """NumPy arrays in one memory, as they lie on the GPU."""
     memory = np.full(spare_bytes(list(infos.values())) // F32.itemsize, np.nan, F32)
-    return {name: np.lib.stride_tricks.as_strided(memory[(info.pointer - BEGIN) // F32.itemsize:], info.shape,
-                                                  [F32.itemsize * stride for stride in info.strides])
+    return {name: np.zeros(info.shape, info.dtype) if info.dtype != F32 else
+            np.lib.stride_tricks.as_strided(memory[_first(info) // F32.itemsize:], info.shape,
+                                            [F32.itemsize * stride for stride in info.strides])
             for name, info in infos.items()}
+
+
+def _first(info: ArrayInfo) -> int:
+    """Where an array begins in its memory."""
+    return (info.pointer - BEGIN) % (PLACES[COUNTS] - BEGIN)
 
 
 def spare_bytes(infos: list[ArrayInfo]) -> int:
     """From the beginning to the last array's end."""
-    return max((info.pointer - BEGIN + F32.itemsize * math.prod(info.shape) for info in infos), default=0)
+    return max((_first(info) + F32.itemsize * math.prod(info.shape) for info in infos), default=0)
 
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -192,10 +198,11 @@ def number_of(name: str, x: Any) -> float:
 
 
 class Launches(NamedTuple):
-    """``spare``: bytes of the memory between kernels, 0 without any."""
+    """``spare``: bytes of the memory between kernels, or of counters (``role``), 0 without any."""
 
     spare: int
     kernels: tuple[Launch, ...]
+    role: str = ROLE
 
 
 def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
@@ -204,7 +211,8 @@ def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
     which = {name: n for n, name in enumerate(plans[0].given)}
     numbers = {name: n for n, name in enumerate(plans[0].call.numbers, len(which) + 1)}
     held = plans[0].callees.puts(len(which) + 1 + len(numbers))
-    return Launches(spare_bytes(own), tuple(_of_kernel(plan, which, numbers, held) for plan in plans))
+    role = COUNTS if any(info.dtype != F32 for info in own) else ROLE
+    return Launches(spare_bytes(own), tuple(_of_kernel(plan, which, numbers, held) for plan in plans), role)
 
 
 def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingABC[str, int],
@@ -217,7 +225,7 @@ def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingA
         if slot is not None:
             encoder = None if tensor_map is None else Encoder.of(tensor_map.spec, infos[name], tensor_map.axis)
             puts.append(Put(slot, which[name], 0, encoder) if name in which else
-                        Put(slot, len(which), infos[name].pointer - BEGIN, encoder))
+                        Put(slot, len(which), _first(infos[name]), encoder))
     for callee, slot in zip(plan.printed.callees.all, slots[1 + len(taken):]):
         if slot is not None:
             puts += [Put(slot + own, brought, 0, None if is_address else number)

@@ -30,11 +30,11 @@ from gemmkit.runtime.tensor_maps import why_not
 MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 1024, 64
 REGISTERS = "registers"
 WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them
-SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored"
+SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored", "ordered"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
              turns="something to compute between the products of a round", descending="tiles of whole rows",
              longest_first="tiles that get longer with their rows", lazy="a running maximum that scales cells",
-             anchored="something to compute while a product runs")
+             anchored="something to compute while a product runs", ordered="rounds that add to an array, x[m] += ...")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Mapping:
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8 | for sums of 192 columns or more |
     | ``anchored`` | what rounds compute while a product runs stays before the wait for it | not |
+    | ``ordered`` | tiles add to an array, ``x[m] += ...``, one after the other: the same bits every time | where they add |
     | ``splits`` | so many blocks share a tile's rounds, up to 1024, and a second kernel merges | the most that run at once |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
     | ``kernel`` | ``"warp_specialised"`` (TMA, wgmma) or ``"multistage"`` (cp.async, mma.sync) | the first on Hopper |
@@ -83,6 +84,7 @@ class Mapping:
     longest_first: bool | None = None
     lazy: bool | None = None
     anchored: bool | None = None
+    ordered: bool | None = None
     splits: int = 0
     places: Names[str, str] = field(default_factory=dict)
     kernel: str = ""

@@ -34,6 +34,8 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
 from gemmkit.lang.registers import each, generate, split
+from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import (
     ROWS,
     ROWS_OF,
@@ -50,7 +52,7 @@ from gemmkit.programs.collectives import (
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.places import Await, Event, Places, Ring, TilePlace
 from gemmkit.programs.sums import MEETING, number
-from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, of_blocks
+from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, count_of, of_blocks, parts_of_stacks
 from gemmkit.programs.values import Index
 from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
 from gemmkit.ptx.memory import shared, store_shared
@@ -441,3 +443,74 @@ class PiecePrinter(Printer):
         m = self.places.indices[0].name
         last = f"sizes.{m} - 1"
         return [f"{m}_count - 1" if x == last and self.places.piece is not None else x for x in super().given(made, kind)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Tiles of whole rows, of packed ones too: how many there are, and which are a block's.
+
+def there_and_back(choice: ScheduleChoice) -> list[str]:
+    if choice.cluster.is_single:
+        return ["    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
+    count = of_blocks("grid_x()", choice.cluster)
+    return [f"    count = {count}", "    return (udiv(tile, count) + 1) * 2 * count - 1 - tile"]
+
+
+def places_of_rows(chain: Chain, choice: ScheduleChoice) -> list[str]:
+    """A cluster's tiles are neighbours: they count as one."""
+    m, size = chain.rows.name, choice.rows * choice.cluster.m
+    given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
+    place, count = f"def place({given}):", count_of(chain.stacks)
+    if chain.splits > 1:
+        return ["def tiles(sizes):", f"    return {count}sizes.{chain.share} * blocks(sizes.{m}, {size})", "", "", place,
+                '    """Which of the stack, which of its shares, and the tile\'s first row."""',
+                f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
+                f"    return outer, (tile - outer * inner) * {size}{own}"]
+    if not chain.stacks:
+        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first and chain.grows else "tile"
+        return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", place,
+                '    """The tile\'s first row."""', f"    return {n} * {size}{own}"]
+    head = ["def tiles(sizes):", f"    return {count}blocks(sizes.{m}, {size})", "", "", place]
+    if not choice.longest_first:
+        return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
+                "    outer = udiv(tile, inner)",
+                f"    return {', '.join(parts_of_stacks(chain.stacks, 'outer'))}, (tile - outer * inner) * {size}{own}"]
+    row = "(rows - 1 - inner)" if chain.grows else "inner"
+    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
+            f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
+            "    first = outer * sizes.section", f"    count = min(sizes.section, {count.removesuffix(' * ')} - first)",
+            "    rest = tile - first * rows", "    inner = udiv(rest, count)", "    which = first + rest - inner * count",
+            f"    return {', '.join(parts_of_stacks(chain.stacks, 'which'))}, {row} * {size}{own}"]
+
+
+def has_sections(chain: Chain, choice: ScheduleChoice) -> bool:
+    """Whether so many of the stack are taken side by side (`schedule.section_of`)."""
+    return choice.longest_first and bool(chain.stacks) and chain.piece is None
+
+
+def places_of_pieces(chain: Chain, choice: ScheduleChoice, names: list[str], following: str) -> list[str]:
+    """Tiles of rows that are packed. Lengths of pieces are read on the GPU: each has a tile for every block of rows that it
+    begins, and one more, so that piece i's are from offsets[i] // rows + i on. Some have no rows. ``names``: what `place`
+    returns; ``following``: the next tile of the block, if it has more than one."""
+    assert chain.piece is not None
+    offsets, (piece,) = chain.piece.data
+    i, m, size, heads = piece.name, chain.rows.name, choice.rows, count_of(chain.own_stacks)
+    place, given = ", ".join(names), f"tile, {i}, sizes, {offsets.name}"
+    parts = dict(zip((stack.name for stack in chain.own_stacks), parts_of_stacks(chain.own_stacks, "which")))
+    first = f"(slot - udiv({m}_origin, {size}) - {i}) * {size}"
+    lines = ["def tiles(sizes):", f"    return {heads}(udiv(sizes.{m}, {size}) + sizes.{i})", "", "", f"def place({given}):",
+             '    """Which piece, which of the stack, and the first row; where the piece begins, and its rows."""',
+             f"    slot = udiv(tile, {heads.removesuffix(' * ') or 1})"]
+    if heads:
+        lines += [f"    which = tile - slot * {heads.removesuffix(' * ')}"]
+    lines += [f"    {i} = piece_at({offsets.name}, {i}, sizes.{i}, slot, {size}, sizes.{m})",
+              f"    {m}_origin = begin_of({offsets.name}, {i}, sizes.{m})",
+              f"    {m}_count = begin_of({offsets.name}, {i} + 1, sizes.{m}) - {m}_origin"]
+    if choice.longest_first and chain.grows:
+        first = f"(blocks(max({m}_count, 0), {size}) - 1) * {size} - {first}"
+    lines += [f"    {m} = {first}", f"    return {', '.join(parts.get(name, name) for name in names)}"]
+    if following:
+        lines += ["", "", f"def with_rows({given}):",
+                  '    """The tile, or the next one of the block that has rows, and its place."""',
+                  f"    {place} = place({given})", f"    while tile < tiles(sizes) and ({m} < 0 or {m} >= {m}_count):",
+                  f"        tile = {following}", f"        {place} = place({given})", f"    return tile, {place}"]
+    return lines

@@ -318,7 +318,8 @@ def refuse_forms(loop: Loop) -> None:
         raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
                                   "this", loop.twice)
     for store in loop.updated.values() if loop.loops[1:] or not is_tiled(loop, 1) else ():
-        raise refuse_update(store)
+        if store.read is None or not is_tiled(loop, 1) or any(store is x for x in loop.body):
+            raise refuse_update(store)
     sliced = [y for x, n, y in _operands(loop) if y.op == "load" and y.dims and isinstance(y.dims[-1], Axis)
               and y.dims[-1].size < y.data[0]._shape[-1] and not (x and x.op == "dot" and n == 1 and is_tiled(loop, 1))]
     if sliced:

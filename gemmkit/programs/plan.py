@@ -40,7 +40,7 @@ from gemmkit.programs.chains.merging import (
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
-from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
+from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
 from gemmkit.programs.collectives import BY_TMA, ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
@@ -65,11 +65,12 @@ from gemmkit.programs.launches import (
 from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.pieces import PiecePrinter, supported
+from gemmkit.programs.pieces import PiecePrinter, has_sections, supported
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, refuse_forms, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
+from gemmkit.programs.sums import counts_of, share
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printer, function_of
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
@@ -200,7 +201,7 @@ class ProgramPlan:
     @property
     def results(self) -> tuple[str, ...]:
         """The arrays that the program stores into."""
-        return self.kernels[-1].printed.outs
+        return tuple(name for name in self.kernels[-1].printed.outs if name not in self.spare)
 
     @cached_property
     def _stored(self) -> list[str]:
@@ -243,7 +244,7 @@ class ProgramPlan:
             take(array, getattr(module, f"{block}_tile"))
         made += [Taken(array, None) for array in printed.operands]
         for array in printed.outs:
-            out = None if self.is_of_rows else getattr(module, f"out_{array}")
+            out = None if self.is_of_rows else getattr(module, f"out_{array}", None)
             take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
         return [*made, *(Taken(array, None) for array in printed.arrays)]
 
@@ -307,9 +308,9 @@ class ProgramPlan:
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
+        early, waits, own = hasattr(module, "grid_wait"), hasattr(module, "ring_turns"), getattr(module, "WARPGROUPS", None)
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
-                          cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
-                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers)
+                          self.cluster.size, per_sm, early, waits, own and own.warp_registers)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -336,7 +337,7 @@ class ProgramPlan:
         begins."""
         first = next(iter(self.given.values()))
         starts = [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
-        return started(starts, self.launches.spare, len(self.given), first.device)
+        return started(starts, self.launches.spare, len(self.given), first.device, self.launches.role)
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
@@ -420,10 +421,10 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     lazy = references(chain, numbers, mapping.lazy)
     shares = shares_of(chain, mapping, numbers, device.sm_count, kernel)
     cells = {} if shares is None else shares.cells
-    kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
+    kinds: dict[str, OutKind] = {x.parameter.name: outs(chain, x, cells) for x in (*chain.stores, *chain.updates)}
     may_commute = commutes(chain, numbers)
     ranges = ranges_of(chain, numbers, may_commute)
-    chain.grows = ranges.grow
+    chain.grows, chain.shrinks = ranges.grow, ranges.shrink
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
     settle(chain)
@@ -431,6 +432,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     begun(chain, numbers)
     keep_parts(chain)
     begin_below(chain)
+    share(chain, kernel)
     places = placed(chain, kernel)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
     problem = ChainProblem(chain, places, mapping, may_commute, by_tma, kernel)
@@ -624,12 +626,12 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and leaves_by_tma(info)
         by_rows = "OctetOut" if chain.piece is not None else kernel.whole_rows         # TMA does not end where a piece does
-        kind = "RowsOut" if is_rows else by_rows if whole else "DirectOut"
+        kind = "AddedOut" if store.read else "RowsOut" if is_rows else by_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 
     copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
     made = derived(name, loop, mapping, numbers, leaves, list(infos), device, kernel, copies)
-    chain, printed = made.chain, made.text
+    chain, printed, shares = made.chain, made.text, made.shares
     indices = *chain.indices, chain.index
     _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
                      [index.name for index in indices], kernel)
@@ -638,17 +640,15 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     if clash is not None:
         raise _taken(clash) if made.shares is None else _NoMerge(_taken(clash))
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
-    shares = made.shares
-    stores = chain.stores if shares is None else shares.stores
-    check = partial(check_launch, operands=operands, tile=chain.indices, rounds=[chain.index],
-                    lines={chain.index.name: chain.line}, stores=stores, kernel=kernel)
+    check = partial(check_launch, operands=operands, tile=chain.indices, rounds=[chain.index], kernel=kernel,
+                    stores=[*chain.updates, *(shares or chain).stores], lines={chain.index.name: chain.line})
     check(infos, loop.sizes)
     for array, x in made.read.items():
         check_read(array, infos[array], x.line)
     if text is not None:
         module_of(name, text)
     merge = None if shares is None else _merging(name, shares, infos, arguments, device)
-    cells = {} if shares is None else shares.cells
+    cells = counts_of(chain, made.choice) if shares is None else shares.cells
     resizing = ChainResizing(check, loop, made, mapping, device)
     return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
                        resizing.extents(infos, loop.sizes), call, device, tuple(cells), merge, resizing)
@@ -679,7 +679,7 @@ class ChainResizing(Resizing):
         return self.made.extents(self._chain(sizes), infos, self.processors)
 
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
-        shares = self.made.shares
+        shares, infos = self.made.shares, {**infos, **counts_of(self._chain(sizes), self.made.choice)}
         if shares is None or plan.merge is None or plan.merge.resizing is None:
             return super().sized(plan, infos, sizes, call)
         self.check(infos, sizes)

@@ -64,6 +64,7 @@ class Interpreter:
         self.cells: list[Cell] = []
         self.axes = Axes()
         self.stacks: tuple[Index, ...] = ()            # of the tiles
+        self.parts: list[tuple[Any, str]] = []         # products that sum over a tile's rows, and what is said of them
 
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -233,14 +234,16 @@ class Interpreter:
         elif inner[0] != inner[1] and not (isinstance(inner[0], Index) and inner[0].is_block_of(inner[1])):
             raise refused(ValueError, f"{said()}: the left operand has {inner[0]} and the right operand has {inner[1]} to "
                                       "sum over; both must be the same block")
-        refuse_parts(said, a.dims[1])
         rows, columns = a.dims[0], b.dims[1]
         if rows == columns:
             if isinstance(rows, Axis) or rows.of_tile:
                 raise refused(ValueError, f"{said()}: rows and columns of the product are the same block of {rows}; use two "
                                           "loops, or pass the array as two arguments")
             columns = self.twin(rows)
-        return self.compute("dot", (a, b), (rows, columns))
+        made = self.compute("dot", (a, b), (rows, columns))
+        if isinstance(a.dims[1], Index) and a.dims[1].of_tile:
+            self.parts.append((made, said()))
+        return made
 
     def twin(self, index: Index) -> Index:
         """The columns of a product whose rows are the same block of a round."""
@@ -363,11 +366,21 @@ def called(function: Callable[..., None], given: dict[str, Any], arguments: dict
         raise explained(error, function.__code__, arguments) from error
 
 
-def refuse_parts(what: Callable[[], str], dim: Any) -> None:
+def refuse_parts(what: Callable[[], str], dim: Any, line: str = "") -> None:
     """Raises ValueError for a sum over the columns or rows that a tile has of an array: other tiles have the others."""
     if isinstance(dim, Index) and dim.of_tile:
         raise refused(ValueError, f"{what()} reduces {dim}, but a tile has only a part of it; loop over it with "
-                                  "sequential(...), or use tiles of whole rows")
+                                  "sequential(...), use tiles of whole rows, or add it to an array: x[m] += ...", line)
+
+
+def _check_parts(tracer: Tracer, loop: Loop) -> None:
+    """Raises ValueError for products that sum over a tile's rows and are not added to an array as they are."""
+    updates = [x.value for x in stores_of(loop) if x.read is not None]
+    for made, said in tracer.parts:
+        users = [x for one in loop.loops for x in one.body if isinstance(x, Value) and made in x.args]
+        is_kept = any(c.out is made for one in loop.loops for c in one.carried)
+        if is_kept or not users or any(user not in updates for user in users):
+            refuse_parts(lambda said=said: said, made.args[0].dims[1], made.line)      # type: ignore[misc]
 
 
 @contextmanager
@@ -410,6 +423,13 @@ class StoreStatement:
     def lookup(self) -> Parameter | None:
         """The array that says which rows of the result these are."""
         return next((index.lookup for index in self.key if index.lookup is not None), None)
+
+    @property
+    def read(self) -> Value | None:
+        """What an update adds to, ``x[m] += value``: the load of the elements that are stored; None of another store."""
+        such = [y for y in self.value.args if y.op == "load" and y.data[0] is self.parameter
+                and len(y.data[1]) == len(self.key) and all(a is b for a, b in zip(y.data[1], self.key))]
+        return such[0] if self.value.op == "add" and len(such) == 1 else None
 
 
 @dataclass(eq=False)
@@ -666,6 +686,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
     if loop.carried:
         raise refused(ValueError, f"{loop.carried[0].cell!r} is made outside of the tiles, which cannot share it; make it "
                                   "inside the loop", loop.line)
+    _check_parts(tracer, loop)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
     loop.updated = {x.parameter.name: x for x in reversed(stores_of(loop)) if x.parameter.name in tracer.reads}
     _forget_axes(loop)
@@ -701,7 +722,8 @@ def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: dict[str
         raise refused(ValueError, "nothing is stored; a program stores its results in arguments: y[m] = ...", loop.line)
     for store in stores:
         name = store.parameter.name
-        if reads.get(name, {store.key}) != {store.key} or (name in reads and not any(store is x for x in loop.body)):
+        is_apart = name in reads and store.read is None and not any(store is x for x in loop.body)
+        if reads.get(name, {store.key}) != {store.key} or is_apart:
             raise refuse_update(store)
         of_piece = [x.piece for x in store.key if isinstance(x, Index)]            # which is in no other's rows
         missing = next((x for x in loop.indices if x.stack and not any(y is x for y in (*store.key, *of_piece))), None)

@@ -353,6 +353,12 @@ def check_memory(text: Text) -> None:
     for name, out in text.of_kind(collectives.TmaOut).items():
         nbytes = out.block_m * -(-out.columns // out.head.line) * out.head.line * out.dtype.itemsize
         regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, ""))
+    for name, place in text.of_kind(sums.ComputedTile).items():
+        expect(bytes_of(place) == place.stage_bytes, f"{name} has {bytes_of(place)} bytes in places of {place.stage_bytes}")
+        expect(place.barrier == 1 + constants["WARPGROUPS"].consumers and 2 * place.lines == 128 * constants["WARPGROUPS"].consumers,
+               f"warpgroups meet about {name} at barrier {place.barrier}")
+        regions += [Region(f"place {n} of {name}", place.offset + n * place.stage_bytes, place.offset + (n + 1) * place.stage_bytes, 1024, "")
+                    for n in range(2)]
     for name, kept in text.of_kind(sums.ColumnValues).items():
         regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
     total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block
@@ -408,6 +414,7 @@ def check_registers(text: Text) -> None:
                       if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)]
             need = max(most_live(text, loop) for loop in rounds)
             room = kernel.room[choice.warpgroups] + (schedule.AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else 0)
+            room += 2 * schedule.AT_ONCE[choice.warpgroups] * bool(resizing.made.chain.added)
         expect(need <= room, f"sums and fragments of {need} registers, of {room}")
         expect(groups.consumers == choice.warpgroups, f"{groups.consumers} warpgroups of {choice.warpgroups}")
     if groups.few:
@@ -490,6 +497,12 @@ def _largest(args: Iterable[ast.expr], sizes: dict[str, int]) -> int:
 
 def check_spare(plan: plans.ProgramPlan) -> None:
     """Arrays in the stream's memory: what the first kernel stores lies apart, and is what the second one reads."""
+    counted = bool(plan.resizing and getattr(getattr(plan.resizing, "made", None), "choice", None) and plan.resizing.made.choice.ordered)
+    if counted:
+        made, info = plan.resizing.made, plan.infos["turn_counts"]     # type: ignore[union-attr]
+        blocks = -(-made.chain.sizes[made.chain.index.extent] // made.choice.blocks[made.chain.index.name])
+        expect(plan.spare == ("turn_counts",) and info.dtype == np.uint32 and info.shape[0] >= blocks, f"counters are {info}")
+        return
     if plan.merge is None:
         expect(not plan.spare, "arrays of the stream's memory that nothing merges")
         return
@@ -601,6 +614,8 @@ def check_outs(text: Text) -> None:
         m, n = 64 * groups, 0
     expect(m in (64 * groups, 64 * groups * len(text.sizes_of_parts)), f"tiles of {m} rows for {groups} warpgroups")
     for name in plan.printed.outs:
+        if name in plan.spare and plan.merge is None:  # counters
+            continue
         out, info = text.constants[f"out_{name}"], plan.infos[name]
         one = isinstance(out, (collectives.RowsOut, sums.ColumnsOut))
         stacks = len(info.shape) - (1 if one else 2)
@@ -642,6 +657,9 @@ def check_barriers(text: Text) -> None:
     groups, cluster = text.constants["WARPGROUPS"], text.plan.cluster
     for name, ring in text.of_kind(Pipeline).items():
         tiles = [text.tiles[tile] for tile in text.tiles_of_rings[name]]
+        if name == "ring_turns":
+            expect((ring.stages, ring.full_arrivals, ring.empty_arrivals, ring.readers) == (1, 1, 4 * groups.consumers, WARPS), f"{name}: {ring}")
+            continue
         by_threads = _is_read_by_threads(text, name)
         shared = any(tile.peers for tile in tiles)
         each = (4 if by_threads else 1) * groups.consumers
