@@ -31,6 +31,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "decode": ("skinny", "decode"),
     "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus", "symmetric")),
     "symmetric": ("symmetric",),
+    "mixed": run.TOGETHER["paper"],
+    "rivals": ("rivals",),
     "ozaki": ("ozaki",),
     "stream_k": ("streamk",),
     "random": ("random",),

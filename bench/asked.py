@@ -1,10 +1,12 @@
 """What was asked of the paper's experiments beside what was reached: `python -m bench.asked`.
 
     python -m bench.asked                                  the tables, of hopper_square.json and experiments.json
-    python -m bench.asked --into docs/experiments.md       write them into the text, between its two marks
+    python -m bench.asked --into docs/experiments.md       write them into the text, between its marks
+    python -m bench.asked --into docs/peers.md             the same of that text: the table of rivals
 
-From the files alone. The first table has a line for every row that is asked something, and one for a group whose geometric
-mean is; the second the 48 contractions by where each tensor's fastest index is.
+From the files alone. Further tables are those of `bench.paper_tables`. The first table has a line for every row that
+is asked something, and one for a group whose geometric mean is; the second the 48 contractions by where each tensor's
+fastest index is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import report, verdicts
+from bench import paper_tables, report, verdicts
 from bench.experiments import contractions
 from bench.experiments.run import GROUPS
 from bench.marks import put
@@ -125,11 +127,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", type=Path, nargs="*", help="result files (default: hopper_square, experiments)")
     parser.add_argument("--into", type=Path, help="a text to write the tables into")
     options = parser.parse_args(arguments)
-    tables = made(options.results or FILES)
     if options.into is None:
-        print(tables)
-    else:
-        options.into.write_text(put(options.into.read_text(encoding="utf-8"), tables, BEGIN, END), encoding="utf-8")
+        print(made(options.results or FILES))
+        return 0
+    text = options.into.read_text(encoding="utf-8")
+    wanted = [name for name in paper_tables.TABLES if paper_tables.marks(name)[0] in text]
+    if BEGIN in text or not wanted:
+        text = put(text, made(options.results or FILES), BEGIN, END)
+    for name in wanted:
+        text = put(text, "\n".join(paper_tables.TABLES[name](RESULTS)), *paper_tables.marks(name))
+    options.into.write_text(text, encoding="utf-8")
     return 0
 
 

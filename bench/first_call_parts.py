@@ -69,8 +69,8 @@ class Clock:
 
 
 def watched() -> Clock:
-    """A clock at the places where the parts of a first call begin. The functions that it puts there are read as the package's
-    own from then on: nothing has been compiled yet that would hold the others."""
+    """A clock at the places where the parts of a first call begin. What it puts there is read as gemmkit's own from then
+    on: nothing has been compiled yet that would hold the others."""
     from gemmkit.lang import deferred as later
     from gemmkit.lang.fingerprint import forget_readings
     from gemmkit.plans import plan as planning

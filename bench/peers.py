@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from bench import torch_attention
+from bench import rivals, torch_attention
 from bench.backends import Torch
 from bench.cases import Case
+from bench.cublas import CublasLt
 from bench.fusions import Operands
 from bench.harness import Call
 
@@ -88,6 +89,18 @@ class Peer(Protocol):
 
     def as_numpy(self, array: Array) -> Any:
         """The array on the host, in float64 or complex128."""
+
+    def rival(self, case: Any, x: Any) -> Call:
+        """A call that computes a row of `bench.experiments.versus` into ``peer_out``, by the library that it names."""
+
+    def rival_title(self, case: Any) -> str:
+        """How results call it."""
+
+    def mixed(self, case: Any, x: Any) -> Call:
+        """A call that computes a row of `bench.experiments.mixed` into ``peer_out``."""
+
+    def mixed_title(self, case: Any) -> str:
+        """How results call it."""
 
     def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
         """A function of q, k and v that computes a `bench.experiments.attention.Attention`."""
@@ -261,6 +274,80 @@ class TorchPeers(Torch):
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         call: Call = limit.bind(out, first)
         return call
+
+    def rival(self, case: Any, x: Any) -> Call:
+        return rivals.make(case.of, case.rival, x)
+
+    def rival_title(self, case: Any) -> str:
+        return rivals.version(case.rival)
+
+    # -- float16 into float32 ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _lt(self) -> CublasLt:
+        return CublasLt(self.torch)
+
+    def mixed(self, case: Any, x: Any) -> Call:
+        torch, lt, work = self.torch, self._lt, case.work
+        if hasattr(x, "planes"):
+            return self._planes(case, x)
+        if hasattr(case, "spec"):                      # TTGT: A as (d, b, a), which is the product's order
+            d, a, b = case.terms
+            (k,) = set(a) & set(b)
+            columns = a.replace(k, "")
+            if d != b.replace(k, "") + columns[::-1]:
+                raise ValueError(f"{case.spec}: the peer takes a contraction whose result has B's index first")
+            axes = [a.index(label) for label in k + columns[::-1]]
+            out = x.peer_out.reshape(x.peer_out.shape[0], -1)
+            return lambda: lt(x.b, x.a.permute(axes).contiguous().reshape(x.b.shape[1], -1), None, out)
+        if work in ("matmul", "wmma", "diagonal"):
+            return lambda: lt(x.a, x.b, x.c, x.peer_out)
+        bias = None if work == "relu" else x.bias
+        is_relu = work != "bias"
+        if case.way == "fused":
+            def fused() -> None:
+                a, b = (self._fused.relu_plus_one(x.a), torch.add(x.b, 1)) if work == "table2" else (x.a, x.b)
+                c = torch.clamp_min(x.c, 0) if work in ("table2", "bias relu c") else x.c
+                lt(a, b, c, x.peer_out, bias=bias, relu=is_relu)
+
+            return fused
+
+        def kernels() -> None:
+            a, b = (self._fused.relu_plus_one(x.a), torch.add(x.b, 1)) if work == "table2" else (x.a, x.b)
+            c = torch.clamp_min(x.c, 0) if work in ("table2", "bias relu c") else x.c
+            lt(a, b, c, x.peer_out)
+            if bias is None:
+                x.peer_out.clamp_min_(0)
+            elif is_relu:
+                x.peer_out = self._fused.relu_of_sum(x.peer_out, bias)
+            else:
+                x.peer_out.add_(bias)
+
+        return kernels
+
+    def _planes(self, case: Any, x: Any) -> Call:
+        (a, b), begun = x.planes, set[int]()
+        steps = []
+        for i, j, part, sign in case.terms:
+            c = (x.peer_out if part in begun else x.c_planes)[part]
+            steps.append((a[i], b[j], c, x.peer_out[part], float(sign)))
+            begun.add(part)
+
+        def call() -> None:
+            for left, right, c, out, sign in steps:
+                self._lt(left, right, c, out, alpha=sign)
+
+        return call
+
+    def mixed_title(self, case: Any) -> str:
+        name = f"cuBLASLt {self._lt.version()}"
+        if hasattr(case, "terms"):
+            how = "A transposed, then a product" if hasattr(case, "spec") else f"{case.products} products of planes"
+            return f"{name}: {how}"
+        more = {"relu": "ReLU", "bias": "bias", "bias relu": "bias and ReLU", "bias relu c": "relu(C), then bias and ReLU",
+                "table2": "relu(A+1), B+1, relu(C), then bias and ReLU"}.get(case.work)
+        return f"{name}: A B + C" if more is None else f"{name}: A B + C, {more} " + (
+            "fused" if case.way == "fused" else "by kernels of PyTorch")
 
     # -- the plain product of each kind -----------------------------------------------------------------------------
 

@@ -30,6 +30,13 @@ GROUPS = {
     "algebras": "Complex and dual numbers of f16, against as many real products (Fig. 9)",
     "complex64": "complex64, no tf32",
     "minplus": "min-plus, against the card's limit for adds and minima",
+    "rivals": "Works of the papers against Triton, PyTorch eager, scripted and compiled, and attentions",
+    "mixed": "float16 A and B, float32 C and D: D = A B + C, all transposes (Fig. 8)",
+    "wmma": "The same by the WMMA operator (Fig. 8)",
+    "mixed_diagonal": "The same of a diagonal A, against cuBLASLt on the materialised matrix (Table 1)",
+    "mixed_fusion": "The same with what Table 2 adds, against kernels and against what cuBLASLt fuses (Table 2)",
+    "mixed_algebras": "The same of complex and dual numbers, against as many real products of planes (Fig. 9)",
+    "mixed_contraction": "D_abc = A_bda B_dc from float16 into float32, against a transposition and a product (Table 3)",
     "contraction": "D_abc = A_bda B_dc at the paper's sizes (Table 3)",
     "tccg": "The 48 contractions of the TCCG benchmark",
     "stacks": "Stacks of small products against torch.bmm",
@@ -55,7 +62,8 @@ GROUPS = {
     "programs": "A GEMM as a program, by blocks alone and in clusters, against cuBLAS",
     "decompositions": "Schedules 1 to 3 of docs/specs.md, float32, against cuBLAS",
     "listings": "Fireiron's listings, against the template of the same tiles and against cuBLAS",
-    "staged": "One schedule of tensor cores, its tiles in shared memory plain, padded, swizzled, a step ahead",
+    "staged": "One schedule of tensor cores, tiles in shared memory plain, padded, swizzled, a step ahead; TMA and wgmma",
+    "fused_specs": "Fused kernels as specs",
     "small": "Small matrices, float16 to float32: the fastest of schedules and matmul, against cuBLAS",
     "mappings": "Mappings (tuning)",
 }
@@ -64,7 +72,7 @@ MEANS = {
     "square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5), "float32": (0.98, 1.05), "float64": (0.98, 1.02),
     "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15), "rows": (1.0, 1.2),
     "attention": (1.08, 1.2), "attention_short": (0.95, 1.1), "attention_rules": (1.2, 1.6),
-    "small": (1.1, 1.3),
+    "small": (1.1, 1.3), "mixed": (1.0, 1.05),
 }  # fmt: skip
 HEADER = ["work", "dtype", "size", "layout", "config", "ours us", "peer us", "ratio", "spread", "bar", "aim", "verdict"]
 HEADER += ["peer"]

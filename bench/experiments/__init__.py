@@ -10,6 +10,11 @@
 | algebras | complex and dual numbers of f16 against as many real products by cuBLAS (Fig. 9) | 0.7, 0.95 |
 | complex64 | complex64 without tf32 against cuBLAS | 0.7, 1.0 |
 | minplus | min-plus f32 against the card's own limit for adds and minima, which is measured | 0.6, 0.9 |
+| rivals | works of the papers against Triton, PyTorch eager, scripted, compiled, cuDNN (when asked for) | |
+| mixed | f16 A and B, f32 C and D, D = A B + C, against cuBLASLt of these types (Fig. 8; when asked for) | 0.95, 1.0 |
+| wmma | the same by the WMMA operator (when asked for) | |
+| mixed_diagonal, mixed_fusion | Tables 1 and 2 with f32 C and D (when asked for) | 5, 6.4; the paper's ratios |
+| mixed_algebras, mixed_contraction | Fig. 9 and Table 3 with f32 C and D (when asked for) | 0.95, 0.85 at 4096 |
 | contraction | D_abc = A_bda B_dc at the paper's sizes against torch.einsum (Table 3) | mean 1.1, 1.5 |
 | tccg | the 48 contractions of the TCCG benchmark, f16 and f32, against torch.einsum | mean 1.1, 1.5 |
 | grouped | 32 products of random sizes in one launch against a loop of cuBLAS (not among the default ones) | 1.5, 3 |
@@ -26,10 +31,11 @@
 | decompositions | schedules 1 to 3 of docs/specs.md against cuBLAS (not among the default ones) | |
 | listings | both of Fireiron's, against a template of the same tiles, and cuBLAS (not among the default ones) | 1.0, 1.1 |
 | staged | one schedule of tensor cores, tiles in shared memory plain, padded, swizzled, a step ahead (when asked for) | |
+| fused_specs | MLPs, an LSTM cell, layer norms and attention as specs, against PyTorch (when asked for) | |
 | small | M = N = 16 to 512: schedules and matmul against cuBLAS (not among the default ones) | mean 1.1, 1.3 |
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 
 diagonal, triangular, symmetric and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
-algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mlp,
-programs, specs, stacks, stream_k, types.
+algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mixed,
+mlp, programs, specs, stacks, stream_k, types, versus.
 """

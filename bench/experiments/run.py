@@ -27,6 +27,7 @@ from bench.experiments import (
     forced,
     groups,
     minplus,
+    mixed,
     mlp,
     programs,
     random_shapes,
@@ -35,6 +36,7 @@ from bench.experiments import (
     stacks,
     stream_k,
     types,
+    versus,
 )
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
@@ -44,6 +46,13 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "algebras": algebras.algebras,
     "complex64": algebras.complex64,
     "minplus": minplus.minplus,
+    "rivals": versus.versus,
+    "mixed": mixed.mixed,
+    "wmma": mixed.wmma,
+    "mixed_diagonal": mixed.diagonal,
+    "mixed_fusion": mixed.fusion,
+    "mixed_algebras": mixed.algebras,
+    "mixed_contraction": mixed.contraction,
     "contraction": contractions.contraction,
     "tccg": contractions.tccg,
     "stacks": stacks.stacks,
@@ -69,18 +78,23 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "decompositions": specs.named,
     "listings": specs.listings,
     "staged": specs.staged,
+    "fused_specs": specs.fused,
     "small": specs.small,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
+    "rivals",
+    "mixed", "wmma", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction",
     "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "ozaki", "complex", "long", "skinny",
     "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
-    "programs", "decompositions", "listings", "staged", "small",
+    "programs", "decompositions", "listings", "staged", "fused_specs", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
-TOGETHER = {"specs": ("decompositions", "listings", "staged", "small")}  # names of several groups
+TOGETHER = {"specs": ("decompositions", "listings", "staged", "fused_specs", "small"),
+            "paper": ("mixed", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction",
+                      "wmma")}  # names of several groups
 
 
 class Bench(hopper.Bench):

@@ -5,7 +5,8 @@
   of the template kernel with the same tiles, and against cuBLAS. The wmma listing's Config is what its ``.config()`` gives.
   The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and the template's copies and stores.
 * staged: one schedule of tensor cores, whose tiles in shared memory are plain, padded or swizzled, and brought a step ahead
-  or not, against cuBLAS: the table of docs/design/specs.md.
+  or not, and Hopper's by TMA and wgmma, against cuBLAS: the table of docs/design/specs.md.
+* fused_specs: Graphene's fused kernels as specs, against PyTorch, cuBLASLt and cuDNN.
 * small: M = N = 16 to 512, K = 64 to 4096, float16 to float32: the fastest of some schedules and of `gemmkit.matmul` as it
   chooses by itself, against cuBLAS. Which it was is the row's ``config``.
 """
@@ -20,11 +21,16 @@ from typing import Any
 
 import gemmkit
 from bench.experiments.algebras import SAMPLED_ROWS
+from bench.experiments.attention import Attention
+from bench.experiments.composed import Composed
 from bench.experiments.experiment import Experiment, Lib
+from bench.experiments.mlp import Mlp
+from bench.experiments.rows import RowWise
 from bench.harness import Call
+from examples import fused_specs
 from gemmkit import layouts, operators
 from gemmkit.specs import products as first
-from gemmkit.specs.products import cuda_wmma_sample, maxwell_optimized, multiply_adds, tensor_cores
+from gemmkit.specs.products import cuda_wmma_sample, maxwell_optimized, multiply_adds, tensor_cores, wgmma_ring
 from gemmkit.specs.schedule import (
     FR,
     GL,
@@ -147,6 +153,7 @@ def _staged(place: str) -> tuple[Any, None]:
 
 STAGED = ("", ".pad(8)", ".swizzle(XOR)", ".pad(8).prefetch", ".swizzle(XOR).prefetch", ".swizzle(XOR).prefetch.through(RF)")
 LARGE_WARPS = ".swizzle(XOR).prefetch, warps of 64 x 64"
+RING, ALONE = "wgmma_ring: TMA, wgmma, clusters of two", "wgmma_ring without clusters"
 
 # By name: the schedule, and the Config with its tiles.
 SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None]]] = {
@@ -159,6 +166,8 @@ SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None
     "wmma, a step ahead": lambda: (tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), wmma_config),
     **{place or "plain": functools.partial(_staged, place) for place in STAGED},
     LARGE_WARPS: lambda: (in_shared_memory(LARGE_WARPS, (64, 64)), None),
+    RING: lambda: (wgmma_ring(), None),
+    ALONE: lambda: (wgmma_ring(cluster=1), None),
 }
 
 
@@ -215,9 +224,58 @@ def listings() -> Iterator[Listing]:
 
 
 def staged() -> Iterator[Listing]:
-    for name in ("cuda_wmma_sample", *(place or "plain" for place in STAGED), LARGE_WARPS):
+    for name in ("cuda_wmma_sample", *(place or "plain" for place in STAGED), LARGE_WARPS, ALONE, RING):
         for size in SIZES:
             yield Listing("staged", name, "f16", size, size, size, order="nt")
+
+
+# -- fused kernels of specs (`examples.fused_specs`), at the sizes of Graphene's Figs. 11 to 14 ---------------------------
+
+@dataclass(frozen=True)
+class FusedMlp(Mlp):
+    mapping = "specs"
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        kernel, weights = fused_specs.mlp(self.layers), x.weights.reshape(-1, self.n)
+        return lambda: kernel(x.a, weights, x.biases, x.out)
+
+
+@dataclass(frozen=True)
+class FusedLstm(Composed):
+    mapping = "specs"
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        kernel, bias = fused_specs.lstm(self.k), x.bias.reshape(1, -1)
+        return lambda: kernel(x.a, x.b, x.h, x.u, bias, x.out)
+
+
+@dataclass(frozen=True)
+class FusedNorm(RowWise):
+    mapping = "specs"
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        kernel = fused_specs.layernorm(self.n)
+        return lambda: kernel(x.x, x.gamma, x.beta, x.out)
+
+
+@dataclass(frozen=True)
+class FusedAttention(Attention):
+    mapping = "specs"
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        kernel = fused_specs.attention(self.n)
+        q, k, v, out = (y.reshape(-1, self.n, self.k) for y in (x.q, x.k, x.v, x.out))
+        return lambda: kernel(q, k, v, out)
+
+
+def fused() -> Iterator[Experiment]:
+    for layers in (2, 8, 20):
+        yield FusedMlp("fused_specs", f"{layers} layers", "f16", 16384, 128, 128)
+    for size in (1024, 4096):
+        yield FusedLstm("fused_specs", "lstm, addmm", "f16", size, size, size)
+        yield FusedNorm("fused_specs", "layernorm", "f16", 16384, size, 1)
+        yield FusedNorm("fused_specs", "layernorm", "f16", 16384, size, 1, is_compiled=True)
+    yield FusedAttention("fused_specs", "plain", "f16", 32 * 16 * 384, 384, 64, None, None, 32, 16)
 
 
 # -- small matrices ----------------------------------------------------------------------------------------------------

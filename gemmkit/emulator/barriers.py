@@ -41,6 +41,11 @@ def add(thread: Thread, memory: Memory, address: int, number: int, order: str) -
     return before
 
 
+def accumulate(memory: Memory, address: int, number: float) -> None:
+    """Adds to a float32, ordering nothing."""
+    _cell(memory, address).view(np.float32)[0] += np.float32(number)
+
+
 def put(thread: Thread, memory: Memory, address: int, number: int) -> None:
     """Sets a counter, ordering nothing."""
     _cell(memory, address)[0] = number

@@ -167,8 +167,8 @@ def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: di
 #   all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`, ``comb``). If tensors are
 #   equally large, it is two or three such vectors, because memory moves sectors of 32 bytes.
 # * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
-#   comes first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared
-#   memory, too.
+#   comes first, and eight elements of the other: copies of 16 bytes are asked for together where they are neighbours in
+#   shared memory, too.
 # * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
 #   first: parts of sectors cost more to write than to read.
 # * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
@@ -234,9 +234,10 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
     front: list[Mode] = []
     rest = [mode for at, mode in enumerate(modes) if at not in pieces]
     for at, count in pieces.items():
-        if by_sectors and not front:
-            count *= 2 if modes[at].extent // count % 2 == 0 else 1
-        elif front and not by_sectors and (stores or larger is None):   # a tile should have whole sectors of the other, too
+        if by_sectors:                                      # eight elements of D are one, or of float32 two vectors
+            is_half = not front or count < VECTORS
+            count *= 2 if is_half and modes[at].extent // count % 2 == 0 else 1
+        elif front and (stores or larger is None):   # a tile should have whole sectors of the other, too
             count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
         piece, *others = modes[at].cut(count)
         front.append(piece)
@@ -473,7 +474,8 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):
         a, b, infos, terms = b, a, infos[::-1], terms[::-1]
     fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
-    copies = target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in (*infos, of_out))
+    copies = (target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in infos)
+              and of_out.dtype.itemsize in (2, 4))
     recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed,
                      copies)
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue),
@@ -608,8 +610,9 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple[Any, .
         return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
                        second == 2 and d_is_little, is_reread)
 
-    # On the ordinary units such a K takes longer than D, moved element by element: A and B lead alone.
-    d_is_little = arrays[2][2] >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG
+    # On the ordinary units, which multiply numbers of 4 bytes and more, such a K takes longer than D, moved element by
+    # element: A and B lead alone.
+    d_is_little = min(arrays[0][2], arrays[1][2]) >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG
     m, n, k = group("m", 0, 2), group("n", 1, 2), group("k", 0, 1)
     views, rows = [], []
     for own, up, down in ((a, [(x.extent, x.first) for x in m], [(x.extent, x.first) for x in k]),

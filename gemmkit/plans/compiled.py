@@ -366,7 +366,7 @@ class Compiled:
         brought += [one._replace(which=own[one.which]) for one in self.held_maps if one.which in own]
         spaces = [Put(space.slot, places[space.role]) for space in self.spaces]
         launches = [Launch(self.launchable, [*self.puts, *brought, *spaces])] if self.blocks else []
-        for one in self.held_maps:
+        for one in (one for one in self.held_maps if one.which not in own):
             self.values[one.slot] = cast(Any, one.encoder)(self.values[one.which])
         launches += [behind.launch(self.ranges, own, places) for behind in self.behind]
         launches[0].spaces, launches[0].behind = self.spaces, launches[1:]

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -256,6 +257,36 @@ class Plan:
                 return
         theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
+
+    def export(self, folder: str | Path, name: str = "product") -> list[Path]:
+        """Write the plan's kernels for programs in C or C++, which need neither Python nor gemmkit.
+
+        Args:
+            folder: where the files go; it is made if it does not exist, and files of the same names are replaced.
+            name: what files, functions and macros begin with: a word of C.
+
+        Returns:
+            The files: the header ``name.h``; a cubin for each kernel; ``name_example.cpp``, a program that launches them.
+
+        Raises:
+            ValueError: the name is no word of C; the plan has no work; it has something that only gemmkit can make at a
+                launch, which the message names.
+
+        The kernels are for the GPU that the plan was made for, in an emulated session the one that is assumed there. They
+        take arrays of the plan's shapes and strides, by address.
+
+        >>> import tempfile, numpy as np, gemmkit
+        >>> a = np.ones((256, 256), np.float16)
+        >>> with gemmkit.emulate(mapping="device"), tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in gemmkit.plan(a, a).export(folder, "square")]
+        ['square.h', 'square_0.cubin', 'square_example.cpp']
+        """
+        from gemmkit.plans.ahead import exported
+
+        current = self.current()
+        if not current._has_work:
+            raise ValueError(f"export: {self!r} has no work, so it has no kernel")
+        return exported(current._compiled, dict(zip(("a", "b", "c", "out"), current._infos)), Path(folder), name)
 
     def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
         """Launch the product of arrays at these addresses (out, a, b, c; 0: none) on a stream's handle. They must be of the

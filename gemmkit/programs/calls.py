@@ -64,7 +64,9 @@ class ProgramCode(NamedTuple):
 
 def _code_of(program: Program, arguments: dict[str, Any], plan: ProgramPlan) -> ProgramCode | None:
     """None where something can change in place. What a called function has captured may: a launch is told."""
-    functions = (cast("FunctionType", program.function), *(x for x in arguments.values() if isinstance(x, FunctionType)))
+    inlined = () if plan.resizing is None else plan.resizing.functions
+    functions = (cast("FunctionType", program.chosen(plan.mapping.variants)), *inlined,
+                 *(x for x in arguments.values() if isinstance(x, FunctionType)))
     called = {id(callee.f): callee.component for callee in plan.callees.all}
     facts: list[Fact] = []
     for f in functions:

@@ -40,9 +40,10 @@ from gemmkit.tiling import Tile
 # What derived kernels call, as constants of their text: tiles in the stages of a ring, products, ways out.
 # Rings, roles and swizzles are those of Hopper's kernel of products.
 
-F32 = np.dtype(np.float32)
+F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 ROWS = 64                              # of a product, which a warpgroup has
-STEP = 16                              # of a product's K that an instruction takes
+STEP = 16                              # of a product's K that an instruction takes, of elements of 16 bits
+CHUNK = 16                             # bytes that stay together in a swizzled line, and that ldmatrix reads of one
 ROW, COLUMN = "row", "column"          # of a cluster's tiles
 BY_TMA = "TmaOut", "PieceOut"          # the collectives by which results leave so
 ROWS_OF = "rows_of_"                   # in front of the name of a result that TMA stores: where threads store it
@@ -63,7 +64,8 @@ class Typed(Component):
 
 @dataclass(frozen=True)
 class PanelTile(Typed):
-    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 or 32 columns."""
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 128 or 64 bytes of each
+    line: 64 or 32 elements of 16 bits."""
 
     lines: int
     columns: int
@@ -71,9 +73,23 @@ class PanelTile(Typed):
     stage_bytes: int
 
     @cached_property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return int(self.dtype.itemsize)
+
+    @cached_property
+    def chunk(self) -> int:
+        """Elements of 16 bytes."""
+        return CHUNK // self.size
+
+    @cached_property
     def line(self) -> int:
         """Elements of a panel's line."""
-        return line_of(self.columns)
+        return line_of(self.columns * self.size // 2) * 2 // self.size
+
+    def begin_of(self, stage: int) -> int:
+        """Elements in front of a stage."""
+        return stage * (self.stage_bytes // self.size)
 
     @cached_property
     def held(self) -> int:
@@ -83,7 +99,7 @@ class PanelTile(Typed):
     @cached_property
     def layout(self) -> Swizzled:
         """Of the block as it is in its array, and in a stage."""
-        return Swizzled(RowMajor(self.dtype), 2 * self.line)
+        return Swizzled(RowMajor(self.dtype), self.size * self.line)
 
 
 @dataclass(frozen=True)
@@ -134,18 +150,18 @@ class StagedTile(PanelTile):
 
     @cached_property
     def transposed_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.dtype), 2 * self.line)
+        return Swizzled(ColMajor(self.dtype), self.size * self.line)
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), 2 * self.line)
+        return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), self.size * self.line)
 
     def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
         """Have TMA bring the block that begins at a place (column, row, which matrix of stacks, the last stack first); zeros
         where the array has ended."""
         pointer = shared(self.dtype, self.offset)
         for panel in range(self.panels):
-            to = slot.stage * (self.stage_bytes // 2) + panel * self.held * self.line
+            to = self.begin_of(slot.stage) + panel * self.held * self.line
             tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), pointer, to, ring.full(), slot.stage)
 
     def load_pages(self, tensor_map: Any, place: tuple, table: Any, line: int, first: int, end: int, ring: Any,
@@ -157,7 +173,7 @@ class StagedTile(PanelTile):
         for part in range(self.parts):
             row = first + part * self.part[1]
             for panel in range(self.panels):
-                to = slot.stage * (self.stage_bytes // 2) + (panel * self.held + part * self.part[1]) * self.line
+                to = self.begin_of(slot.stage) + (panel * self.held + part * self.part[1]) * self.line
                 at = place[0] + panel * self.line, row - udiv(row, self.page) * self.page, *place[1:], pages[part]
                 tma_load(tensor_map, at, pointer, to, ring.full(), slot.stage)
 
@@ -168,17 +184,17 @@ class StagedTile(PanelTile):
         part = self.cluster.part(self.k_axis, rank)
         for n in range(panels):
             panel, line = (n + part * panels, 0) if self.by_panels else (n, part * lines)
-            to = slot.stage * (self.stage_bytes // 2) + (panel * self.held + line) * self.line
+            to = self.begin_of(slot.stage) + (panel * self.held + line) * self.line
             at = place[0] + panel * self.line, place[1] + line, *place[2:]
             tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
 
     def from_column(self, column: int, slot: Slot) -> int:
         """The descriptor of a stage, from a panel on."""
-        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (2 * self.held))
+        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (self.size * self.held))
 
     def descriptor(self) -> int:
         """Of the first stage."""
-        line = 2 * self.line
+        line = self.size * self.line
         return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
 
 
@@ -213,8 +229,13 @@ class StagedOperand(Component):
         """A thread's sums."""
         return self.columns // 2
 
+    @cached_property
+    def accumulator(self) -> np.dtype:
+        """What sums are in: of integers int32, else float32."""
+        return I32 if self.b.dtype.kind in "iu" else F32
+
     def begin(self, value: float) -> tuple:
-        return fill(F32, self.values, value)
+        return fill(self.accumulator, self.values, value)
 
 
 class HandedOperand(StagedOperand):
@@ -262,8 +283,8 @@ class Product(StagedOperand):
 
     @cached_property
     def operator(self) -> WGMMAOp:
-        return WGMMAOp(self.columns, self.a.dtype, F32, a_major="MN" if self.a_transposed else "K",
-                       b_major="K" if self.b_transposed else "MN")
+        return WGMMAOp(self.columns, self.a.dtype, self.accumulator, self.b.dtype,
+                       a_major="MN" if self.a_transposed else "K", b_major="K" if self.b_transposed else "MN")
 
     def multiply(self, sums: tuple, slot: Any, group: int, accumulate: int) -> tuple:
         """Start the product of a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a wait."""

@@ -7,16 +7,32 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping as Names
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import KnownCalls, cache
 from gemmkit.programs.called import NUMBER, TEST, WHOLE, given_for, of_elements
 from gemmkit.programs.lengths import PackedRows, PagedRows, RowsOfPiece, packed_rows, paged_rows, piece_of
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.trace import FUNCTIONS, Along, Interpreter, Loop, called, entered, stores_of, trace
-from gemmkit.programs.values import Axis, Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
+from gemmkit.programs.trace import FUNCTIONS, TF32, Along, Interpreter, Loop, accesses_of, called, entered, stores_of, trace
+from gemmkit.programs.values import (
+    Axis,
+    Cell,
+    Index,
+    Parameter,
+    Place,
+    ProgramAxis,
+    Term,
+    current,
+    is_entered,
+    refused,
+    term,
+)
+from gemmkit.ptx.mma import rounded_to_tf32
 from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
@@ -81,6 +97,8 @@ class Reference(Interpreter):
             return Dimensioned(dims, np.max(args[0].array, axis=1, initial=-np.inf))
         if op == "rowsum":
             return Dimensioned(dims, np.sum(args[0].array, axis=1))
+        if op == "cast" and data == TF32:
+            return Dimensioned(dims, rounded_to_tf32(args[0].array).astype(np.float64))
         if op == "cast":
             return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
         if op in (NUMBER, TEST):
@@ -224,6 +242,7 @@ class Program:
         kinds = {parameter.kind for parameter in self.signature.parameters.values()}
         self._is_plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
         self.calls = KnownCalls(known_calls)                     # with all programs' in one cache
+        self.variants: dict[str, Program] = {}
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -240,11 +259,69 @@ class Program:
         given.apply_defaults()
         return dict(given.arguments)
 
-    def traced(self, arguments: dict[str, Any]) -> Loop:
-        """The program on symbols, for arrays of these shapes. Raises ValueError and TypeError with the user's line."""
+    def variant(self, function: Callable[..., None]) -> Program:
+        """Decorate another way to compute the same, which ``Mapping(variants={program: variant})`` selects by the names of
+        both functions. The variant is a program itself, with a reference.
+
+        Raises TypeError for another list of arguments, or a name that is taken.
+
+        >>> import gemmkit as gk
+        >>> from gemmkit import programs as gp
+        >>> @gk.program
+        ... def sums(x, y):
+        ...     for m in gp.parallel(x.rows):
+        ...         y[m] = x[m].sum(axis=1)
+        >>> @sums.variant
+        ... def sums_of_halves(x, y):
+        ...     for m in gp.parallel(x.rows):
+        ...         y[m] = 2.0 * (0.5 * x[m]).sum(axis=1)
+        >>> gk.Mapping(variants={"sums": "sums_of_halves"})
+        Mapping(variants={'sums': 'sums_of_halves'})
+        """
+        made = program(function)
+        if made.names != self.names:
+            raise TypeError(f"{function.__name__}({', '.join(made.names)}) is no variant of {self.function.__name__}"
+                            f"({', '.join(self.names)}): both must take the same arguments")
+        if function.__name__ in (self.function.__name__, *self.variants):
+            raise TypeError(f"{self.function.__name__} has a variant {function.__name__!r} already; give it another name")
+        self.variants[function.__name__] = made
+        return made
+
+    def chosen(self, variants: Names[str, str]) -> Callable[..., None]:
+        """The function that a mapping's ``variants`` select. Raises ConfigError for one that is not there."""
+        name = variants.get(self.function.__name__, self.function.__name__)
+        if name == self.function.__name__:
+            return self.function
+        if name not in self.variants:
+            own = self.function.__name__
+            raise ConfigError(f"Mapping(variants={{{own!r}: {name!r}}}): {own} has the variants "
+                              f"{', '.join([own, *self.variants])}")
+        return self.variants[name].function
+
+    def _inlined(self, arrays: tuple, components: dict[str, Any], mapping: Mapping | None, stream: Any) -> Any:
+        """What the function returns, called as a part of the program that calls it. Raises TypeError, with the line, for a
+        stream."""
+        _check_mapping(mapping)
+        if stream is not None:
+            raise refused(TypeError, f"{self.function.__name__}(stream=...): a program that another one calls is a part of "
+                                     "its kernel; leave stream out")
+        arguments = self.bound(arrays, components)
+        with current().inlining(self, mapping) as function:
+            _refuse_rebound(function, arguments)
+            return function(**arguments)
+
+    def traced(self, arguments: dict[str, Any], variants: Names[str, str] = MappingProxyType({})) -> Loop:
+        """The program on symbols, for arrays of these shapes. Raises ValueError and TypeError with the user's line,
+        ConfigError for ``variants`` that there are not."""
         infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
         parameters = {name: Parameter(name, tuple(info.shape), info.dtype) for name, info in infos.items()}
-        return trace(self.function, {**given_for(arguments), **parameters})
+        loop = trace(self, {**given_for(arguments), **parameters}, variants)
+        known = {self.function.__name__, *(call.name for call in loop.inlined)}
+        other = next((name for name in variants if name not in known), None)
+        if other is not None:
+            raise ConfigError(f"Mapping(variants={{{other!r}: {variants[other]!r}}}): the programs are "
+                              f"{', '.join(sorted(known))}")
+        return loop
 
     def reference(self, *arrays: Any, block: int = BLOCK, **components: Any) -> Any:
         """Compute the results in float64, with NumPy, in blocks of ``block``. Returns one array, or a tuple in the order of
@@ -306,12 +383,26 @@ class Program:
                      **components)
         return cast("TunedProgram", found)
 
-    def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: Any = None, **components: Any) -> None:
+    def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: Any = None, **components: Any) -> Any:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``. A call that is like
-        an earlier one finds its plan, and one with other sizes its derivation (`gemmkit.programs.calls`)."""
+        an earlier one finds its plan, and one with other sizes its derivation (`gemmkit.programs.calls`).
+
+        In another program it is a part of that program's kernel: it takes indices, cells and values as well, and returns
+        what the function returns. ``mapping``: its own, for what the caller's leaves open (`Mapping.within`)."""
+        if is_entered():
+            return self._inlined(arrays, components, mapping, stream)
         if mapping is not None:
             _check_mapping(mapping)
-        _calls().run(self, arrays, components, mapping, stream)
+        return _calls().run(self, arrays, components, mapping, stream)
+
+
+def _refuse_rebound(function: Any, arguments: dict[str, Any]) -> None:
+    """Raises ValueError where a program that another one calls binds the name of an array anew: that stores nothing."""
+    code = function.__code__
+    for _, line, name, is_bound in accesses_of(code):
+        if is_bound and isinstance(arguments.get(name), Parameter):
+            raise refused(ValueError, f"{name} is an array argument: {name} = ... only rebinds the name and stores nothing; "
+                                      f"write {name}[m, n] = ...", f"{code.co_filename}:{line}")
 
 
 def program(function: Callable[..., None]) -> Program:

@@ -18,8 +18,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from gemmkit.kernels.collectives.pipeline import BARRIER
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import Callees
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
@@ -28,13 +31,13 @@ from gemmkit.runtime.tensor_maps import why_not
 # ``Mapping``: how a program is laid onto the machine. It changes the speed of a kernel, not its result beyond rounding.
 
 MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 1024, 64
-REGISTERS = "registers"
+REGISTERS, SHARED = "registers", "shared"
 WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them
-SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored"
+SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored", "ordered"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
              turns="something to compute between the products of a round", descending="tiles of whole rows",
              longest_first="tiles that get longer with their rows", lazy="a running maximum that scales cells",
-             anchored="something to compute while a product runs")
+             anchored="something to compute while a product runs", ordered="rounds that add to an array, x[m] += ...")
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ class Mapping:
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8 | for sums of 192 columns or more |
     | ``anchored`` | what rounds compute while a product runs stays before the wait for it | not |
+    | ``ordered`` | tiles add to an array, ``x[m] += ...``, one after the other: the same bits every time | where they add |
     | ``splits`` | so many blocks share a tile's rounds, up to 1024, and a second kernel merges | the most that run at once |
-    | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
+    | ``places`` | by name, ``"registers"`` or ``"shared"``: how a result leaves; of others an error if it is elsewhere | |
     | ``kernel`` | ``"warp_specialised"`` (TMA, wgmma) or ``"multistage"`` (cp.async, mma.sync) | the first on Hopper |
+    | ``variants`` | by the name of a program, which of its variants runs (`Program.variant`) | the program itself |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
     3
@@ -83,12 +88,15 @@ class Mapping:
     longest_first: bool | None = None
     lazy: bool | None = None
     anchored: bool | None = None
+    ordered: bool | None = None
     splits: int = 0
     places: Names[str, str] = field(default_factory=dict)
     kernel: str = ""
+    variants: Names[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, such in (("blocks", {"m": 128}), ("cluster", {"m": 2}), ("places", {"p": REGISTERS})):
+        for name, such in (("blocks", {"m": 128}), ("cluster", {"m": 2}), ("places", {"p": REGISTERS}),
+                           ("variants", {"gemm": "gemm_by_rows"})):
             value = getattr(self, name)
             if not isinstance(value, Names):
                 raise ConfigError(f"Mapping({name}={value!r}): a dict is needed, such as {such}")
@@ -122,10 +130,10 @@ class Mapping:
             if value is not None and not isinstance(value, bool):
                 raise ConfigError(f"Mapping({name}={value!r}): True, False or None is needed")
         for name, place in self.places.items():
-            if not isinstance(name, str) or place != REGISTERS:
-                raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} by the names of values is "
-                                  f"needed, such as "
-                                  "{'p': 'registers'}; arrays that products take are in shared memory")
+            if not isinstance(name, str) or place not in (REGISTERS, SHARED):
+                raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} or {SHARED!r} by the names of "
+                                  "values and arrays is needed, such as {'p': 'registers'}; arrays that products take are "
+                                  "in shared memory")
 
         if self.kernel not in ("", WARP_SPECIALISED, MULTISTAGE):
             raise ConfigError(f"Mapping(kernel={self.kernel!r}): {WARP_SPECIALISED!r} or {MULTISTAGE!r} is needed, or "
@@ -147,7 +155,8 @@ class Mapping:
     @cached_property
     def _hash(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
-        names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
+        names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places,
+                                                             self.variants))
         switches = (getattr(self, switch) for switch in SWITCHES)
         return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, self.band, self.kernel, *switches))
 
@@ -155,6 +164,19 @@ class Mapping:
         """Views of dicts are neither pickled nor copied."""
         values = (getattr(self, part.name) for part in fields(self))
         return Mapping, tuple(dict(value) if isinstance(value, Names) else value for value in values)
+
+    def within(self, outer: Mapping) -> Mapping:
+        """It, for what the mapping of the caller leaves open.
+
+        >>> Mapping({"m": 64, "n": 128}, stages=3).within(Mapping({"n": 64}, warpgroups=1))
+        Mapping({'m': 64, 'n': 64}, warpgroups=1, stages=3)
+        """
+        merged: dict[str, Any] = {}
+        for part in fields(self):
+            own, given = getattr(self, part.name), getattr(outer, part.name)
+            both = isinstance(own, Names) and isinstance(given, Names)
+            merged[part.name] = {**own, **given} if both else given if given or given is False else own
+        return Mapping(**merged)
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 
@@ -184,17 +206,19 @@ class Mapping:
                 raise ConfigError(f"Mapping({name}={shown!r}): only products have it; a function of rows takes its mapping "
                                   "from the length of its rows. Leave it out")
 
-    def refuse_orders(self, values: Any) -> None:
-        """Of rounds that only add. Raises ConfigError for orders that these have not, and for names of no ``values``."""
+    def refuse_orders(self, values: Any, arrays: Any) -> None:
+        """Of rounds that only add. Raises ConfigError for orders that these have not, and for names of no ``values`` and
+        no ``arrays``."""
         for name, need in NEEDS.items():
             if getattr(self, name):
                 raise ConfigError(f"Mapping({name}=True): it needs {need}, but these rounds only add to cells")
         if self.splits > 1:
             raise ConfigError(f"Mapping(splits={self.splits}): rounds of tiles of whole rows, parallel(a.rows), are split "
                               "over blocks, and these have rows and columns; use smaller blocks, or gemmkit.matmul")
-        other = next((name for name in self.places if name not in values), None)
+        other = next((name for name in self.places if name not in (*values, *arrays)), None)
         if other is not None:
-            raise ConfigError(f"Mapping(places={{{other!r}: ...}}): the cells of the program are {', '.join(values)}")
+            raise ConfigError(f"Mapping(places={{{other!r}: ...}}): the cells of the program are {', '.join(values)}, and "
+                              f"its arguments {', '.join(arrays)}")
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
@@ -300,6 +324,34 @@ KERNELS = {kernel.name: kernel for kernel in (
     KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96},
                  {1: 176, 2: 176, 3: 96}, depth=32, depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16),
                  chain_warpgroups=1, line=32, stage=2**14, uses_tma=False))}
+
+
+@dataclass(frozen=True)
+class OutKind:
+    """How a result leaves: the collective's name, and what it is made for."""
+
+    kind: str
+    dtype: np.dtype
+    pairs: bool
+    columns: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
+    block is of, or operands that threads copy, results, arrays that threads read, functions that they call."""
+
+    text: str
+    maps: tuple[tuple[str, str], ...]
+    outs: tuple[str, ...]
+    arrays: tuple[str, ...]
+    sizes: tuple[str, ...]
+    tile: tuple[str, ...]              # those of the sizes that tiles go along
+    scalars: tuple[str, ...]
+    threads: int
+    operands: tuple[str, ...] = ()
+    callees: Callees = Callees()
+    updated: tuple[str, ...] = ()      # results that threads read first
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

@@ -12,6 +12,8 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Slot
@@ -25,22 +27,23 @@ from gemmkit.programs.chains.elements import given_to_pages
 from gemmkit.programs.chains.schedule import ChainStart, Compute, Event, Full
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
-from gemmkit.programs.collectives import F32, ROWS, STEP, HandedOperand, PanelTile, StagedOperand, in_steps
+from gemmkit.programs.collectives import ROWS, STEP, HandedOperand, PanelTile, StagedOperand, in_steps
 from gemmkit.programs.places import Read, Ring, TilePlace, walked
 from gemmkit.programs.text import IMPORTS, Printer, listed
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
 from gemmkit.ptx.copy_async import commit_copies, copy_async, copy_async_clipped, offset_of, wait_copies
-from gemmkit.ptx.memory import shared, unpack_words
-from gemmkit.ptx.mma import ldmatrix
+from gemmkit.ptx.memory import load_shared, shared, unpack_words
+from gemmkit.ptx.mma import FragmentMap, fragment_coordinate, ldmatrix
 from gemmkit.ptx.registers import pinned, shared_place
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 
 HOPPERS = frozenset((                  # names of the texts of warp-specialised kernels
     "CLUSTER", "CLUSTER_WARPS", "Cluster", "Pipeline", "WARPS", "cluster_barrier", "cluster_rank", "grid_launch_dependents",
     "grid_wait", "mbarrier_fence_init", "wgmma_commit", "wgmma_fence", "wgmma_wait"))
-#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
-REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
+#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices, of 8-bit
+#: floats, which Hopper makes float16 of for mma.sync.
+REGISTERS, OTHERS, EACH, READING, CONVERTED = 65536, 64, 8, 96, 64
 #: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
 OWN_NAMES = frozenset({"CopiedTile", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
 
@@ -87,6 +90,8 @@ class MultistagePrinter(Printer):
         need += EACH * (max(len(ring.rounds.products) for ring in self.memory.rings) - 1)
         if any(x.op == "load" and len(x.dims) == 2 for x in walked([out.store.value for out in self.outs])):
             need += READING
+        if any(ring.rounds.promotes for ring in self.memory.rings):
+            need += CONVERTED
         resident = max(1, REGISTERS // (self.threads * need))
         return [f"WARPGROUPS = Warpgroups(0, {self.warpgroups})", f"SHARED_BYTES = {self.memory.nbytes}",
                 f"RESIDENT = {resident}          # blocks of a multiprocessor that there are to be registers for"]
@@ -461,7 +466,7 @@ class CopiedTile(PanelTile):
     @cached_property
     def all_lines(self) -> int:
         """Of all panels, which lie one behind the other."""
-        return in_lines(self.columns) // self.line * self.held
+        return in_lines(self.columns * self.size // 2) * 2 // self.size // self.line * self.held
 
     @cached_property
     def at_once(self) -> int:
@@ -495,7 +500,7 @@ class CopiedTile(PanelTile):
                 page = udiv(row, self.page)
                 which = int(table[line, page]) if row < end else 0
                 source = offset_of(array, (which, *place[:-1], row - page * self.page, along))
-                to = self.layout.swizzle((own + more) * self.line + column) + slot.stage * (self.stage_bytes // 2)
+                to = self.layout.swizzle((own + more) * self.line + column) + self.begin_of(slot.stage)
                 there = max(min(columns - along, self.vector), 0) if row < end else 0
                 if self.clipped:
                     copy_async_clipped(shared(self.dtype, self.offset), to, 0, array, source, self.vector, there)
@@ -516,7 +521,7 @@ class CopiedTile(PanelTile):
             to, ahead = self.layout.swizzle(first * self.line + column), more * self.line
         else:
             to, ahead = self.layout.swizzle((first + more) * self.line + column), 0
-        to += slot.stage * (self.stage_bytes // 2)
+        to += self.begin_of(slot.stage)
         if self.clipped:
             there = max(min(ends[1] - along, self.vector), 0) if row < ends[0] else 0
             copy_async_clipped(shared(self.dtype, self.offset), to, ahead, array, source, self.vector, there)
@@ -528,24 +533,37 @@ class CopiedTile(PanelTile):
     # ldmatrix loads four 8 x 8 matrices, of which lane t addresses line t % 8 of the (t / 8)-th.
 
     def upright(self, stage: int, line: int, column: int, n: int, k: int, trans: bool) -> tuple:
-        """16 x 16 elements from line ``line + n`` and column ``column + k`` on, all of them multiples of 16: the upper left
-        8 x 8 first, then the lower left one. ``n`` and ``k`` are known when the kernel is compiled."""
+        """16 lines of 32 bytes, 16 x 16 elements of 16 bits, from line ``line + n`` and column ``column + k`` on, all of
+        them multiples of that: the upper left 8 x 8 first, then the lower left one. ``n`` and ``k`` are known when the
+        kernel is compiled."""
         lane = lane_index()
-        return self.matrices(stage, line, column, n, k, lane % 16, udiv(lane, 16) * 8, trans)
+        return self.matrices(stage, line, column, n, k, lane % 16, udiv(lane, 16) * self.chunk, trans)
 
     def lying(self, stage: int, line: int, column: int, n: int, k: int, trans: bool) -> tuple:
         """The same, but the upper right 8 x 8 second."""
         lane = lane_index()
-        return self.matrices(stage, line, column, n, k, lane % 8 + udiv(lane, 16) * 8, udiv(lane, 8) % 2 * 8, trans)
+        return self.matrices(stage, line, column, n, k, lane % 8 + udiv(lane, 16) * 8, udiv(lane, 8) % 2 * self.chunk, trans)
 
     def matrices(self, stage: int, line: int, column: int, n: int, k: int, down: int, right: int, trans: bool) -> tuple:
         """Of this lane's line, ``down`` below the first and ``right`` into it."""
         panel, known = udiv(column, self.line), k // self.line
         within = column - panel * self.line + (k - known * self.line)
         at = self.layout.swizzle(down * self.line + right + within) + line * self.line
-        at += panel * (self.held * self.line) + stage * (self.stage_bytes // 2)
+        at += panel * (self.held * self.line) + self.begin_of(stage)
         pointer = pinned(shared(self.dtype, self.offset), shared_place(self.dtype, at))
         return ldmatrix(pointer, at, known * (self.held * self.line) + n * self.line, 4, trans)
+
+    def apart(self, fragments: FragmentMap, axis: int, stage: int, line: int, column: int) -> tuple:
+        """A lane's elements of a fragment, one by one: ldmatrix turns elements of 16 bits alone. Lines are the ``axis`` of
+        the fragment."""
+        return generate(fragments.values, element_of, self, fragments, axis, stage, line, column)
+
+
+def element_of(n: int, tile: CopiedTile, fragments: Any, axis: int, stage: int, line: int, column: int) -> Any:
+    down = fragment_coordinate(fragments, lane_index(), n, axis)
+    right = fragment_coordinate(fragments, lane_index(), n, 1 - axis)
+    at = tile.layout.position((line + down, column + right), tile.held)
+    return load_shared(shared(tile.dtype, tile.offset), tile.begin_of(stage) + at, 0, 1)[0]
 
 
 class Multiplied(StagedOperand):
@@ -560,8 +578,13 @@ class Multiplied(StagedOperand):
         return self.length or (self.b.columns if self.b_transposed else self.b.lines)
 
     @cached_property
+    def step(self) -> int:
+        """Elements of K that an instruction takes: 32 bytes."""
+        return 2 * self.b.chunk
+
+    @cached_property
     def steps(self) -> int:
-        return in_steps(self.k) // STEP
+        return in_steps(self.k) // self.step
 
     @cached_property
     def odd(self) -> int:
@@ -571,7 +594,7 @@ class Multiplied(StagedOperand):
     def whole(self, sums: tuple) -> tuple:
         """Sums of the 16 columns that an instruction has, at a time."""
         if self.odd > 0:
-            return join((sums, fill(F32, self.odd, 0.0)))
+            return join((sums, fill(self.accumulator, self.odd, 0.0)))
         return sums
 
     def own(self, sums: tuple) -> tuple:
@@ -582,8 +605,13 @@ class Multiplied(StagedOperand):
 
     @cached_property
     def operator(self) -> MMAOp:
-        """16 x 16 by 16 x 16."""
-        return MMAOp(N=16, dtype=self.b.dtype, accumulator=F32)
+        """16 x 16 by 16 x 16, of elements of 16 bits."""
+        return MMAOp(N=16, dtype=self.a_dtype, accumulator=self.accumulator, b_dtype=self.b.dtype)
+
+    @cached_property
+    def a_dtype(self) -> np.dtype:
+        dtype: np.dtype = self.b.dtype
+        return dtype
 
     @cached_property
     def mma(self) -> Any:
@@ -605,6 +633,10 @@ class MmaProduct(Multiplied):
     first: int = 0
     length: int = 0
     width: int = 0
+
+    @cached_property
+    def a_dtype(self) -> np.dtype:
+        return self.a.dtype
 
     @cached_property
     def values(self) -> int:
@@ -631,14 +663,16 @@ class MmaProduct(Multiplied):
         return self.own(join(fold(self.steps, one_step, whole, self, a_slot.stage, b_slot.stage, row, column)))
 
     def left(self, stage: int, row: int, n: int) -> tuple:
-        """A warp's rows of A, 16 elements of each."""
+        """A warp's rows of A, 32 bytes of each."""
+        if self.a_transposed and self.a.size != 2:
+            return self.a.apart(self.operator.map_a, 1, stage, n * self.step, row)
         if self.a_transposed:
-            return self.a.lying(stage, 0, row, n * STEP, 0, True)
-        return self.a.upright(stage, row, 0, 0, self.first + n * STEP, False)
+            return self.a.lying(stage, 0, row, n * self.step, 0, True)
+        return self.a.upright(stage, row, 0, 0, self.first + n * self.step, False)
 
 
 def one_step(sums: tuple, n: int, product: Any, a_stage: int, b_stage: int, row: int, column: int) -> tuple:
-    """16 elements of K: a warp's rows of A against 16 columns at a time, from the ``column`` on."""
+    """32 bytes of K: a warp's rows of A against 16 columns at a time, from the ``column`` on."""
     a = generate(product.parts, left_of_part, product, a_stage, row, n)
     return apply(next_columns, sums, product, a, b_stage, n, column)
 
@@ -649,9 +683,16 @@ def left_of_part(part: int, product: Any, stage: int, row: int, n: int) -> tuple
 
 
 def next_columns(sums: tuple, i: int, product: Any, a: tuple, stage: int, n: int, column: int) -> tuple:
+    return join(apply(multiplied, split(sums, 8), product, a, right_of(product, stage, n, column, i)))
+
+
+def right_of(product: Any, stage: int, n: int, column: int, i: int) -> tuple:
+    """16 columns of B, 32 bytes of K."""
     if product.b_transposed:
-        return join(apply(multiplied, split(sums, 8), product, a, product.b.lying(stage, 0, 0, i * 16, n * STEP, False)))
-    return join(apply(multiplied, split(sums, 8), product, a, product.b.upright(stage, 0, column, n * STEP, i * 16, True)))
+        return product.b.lying(stage, 0, 0, i * 16, n * product.step, False)
+    if product.b.size != 2:
+        return product.b.apart(product.operator.map_b, 0, stage, n * product.step, column + i * 16)
+    return product.b.upright(stage, 0, column, n * product.step, i * 16, True)
 
 
 def multiplied(sums: tuple, part: int, product: Any, a: tuple, b: tuple) -> tuple:

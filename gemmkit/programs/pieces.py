@@ -34,6 +34,8 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
 from gemmkit.lang.registers import each, generate, split
+from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import (
     ROWS,
     ROWS_OF,
@@ -47,15 +49,18 @@ from gemmkit.programs.collectives import (
     put_at,
     put_octet,
 )
-from gemmkit.programs.mapping import KernelLimits
-from gemmkit.programs.places import Await, Event, Places, Ring, TilePlace
+from gemmkit.programs.launches import NotByTma
+from gemmkit.programs.mapping import MULTISTAGE, KernelLimits
+from gemmkit.programs.places import FLOATS_8, Await, Event, Places, Ring, TilePlace
 from gemmkit.programs.sums import MEETING, number
-from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, of_blocks
-from gemmkit.programs.values import Index
+from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, count_of, of_blocks, parts_of_stacks
+from gemmkit.programs.trace import Loop
+from gemmkit.programs.values import Index, refused, shown
 from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.wgmma import fence_async, named_barrier
+from gemmkit.runtime.device import DeviceInfo
 
 OCTET = 8                              # elements of 16 bits that a thread puts down at once
 
@@ -209,8 +214,57 @@ def put_named_pair(pair: tuple, n: int, store: ScatteredPairs, part: WarpgroupPa
 #: Of a thread that copies rows, and of one that consumes: a producer's 40 or 32 are too few.
 COPYING = {1: (0, 0), 2: (56, 224), 3: (56, 152)}
 
-def supported(places: Places, kernel: KernelLimits) -> Places:
-    """The places. Raises ConfigError where rows are packed, or named, and the kernel does not read which."""
+def check_pieces(places: Places, loop: Loop) -> None:
+    """Raises ValueError, with the user's line, for rows that are packed in other ways than as a tile's rows, or as the lines
+    of both operands that rounds go along."""
+    (m, n), such = places.indices, "only .reference(...) runs others"
+    if n.extent.offsets is not None:
+        raise refused(ValueError, f"packed(...): {n} are a tile's columns; a kernel has pieces of a tile's rows, or of "
+                                  f"rounds ({such})", loop.line)
+    if m.piece is not None and places.stacks != (m.piece,):
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
+                                  f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
+    across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
+    if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
+        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie "
+                                  f"along this array's columns; a kernel takes a[m, k] ({such})", across.line)
+    for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
+        if m.piece is not None or len(places.loops) > 1:
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
+                                      f"rows that are not packed ({such})", rounds.line)
+        across = next((x for x in rounds.products if not x.a_transposed or x.b_transposed), None)
+        if across is not None or rounds.is_read_by_threads:
+            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "
+                                      f"a[k, m].T @ b[k, n], and adds up nothing else ({such})",
+                          rounds.line if across is None else across.line)
+    for rounds in places.loops:
+        if rounds.looked_up == rounds.tiles:
+            raise refused(ValueError, f"rounds along {rounds.index} take rows that arrays name of all their operands; a "
+                                      f"kernel brings one at least with TMA ({such})", rounds.line)
+    extreme = next((x for rounds in places.loops for x in rounds.folded if x.what), None)
+    if extreme is not None and (places.in_pieces or places.looks_up):
+        raise refused(ValueError, f"{extreme.what} of a block where rows are packed, or named by an array; a kernel adds up "
+                                  f"their rows ({such})", extreme.line)
+    for store in places.stores if places.in_pieces else []:
+        if store.only is not None and (store.only is m or m.piece is None):
+            raise refused(ValueError, f"once({store.only}): rows are packed, and a kernel stores tiles, or values of a "
+                                      f"tile's packed rows ({such})", store.line)
+
+
+def supported(places: Places, kernel: KernelLimits, device: DeviceInfo, loop: Loop) -> Places:
+    """The places. Raises ConfigError where rows are packed, or named, and the kernel does not read which; `NotByTma` where
+    wgmma does not take an operand as it lies; TypeError for 8-bit floats that the GPU does not multiply."""
+    check_pieces(places, loop)
+    for product in [product for rounds in places.loops for product in rounds.products]:
+        for tile, is_across in ((product.a, product.a_transposed), (product.b, not product.b_transposed)):
+            if is_across and kernel.uses_tma and tile.dtype.itemsize != 2:
+                raise NotByTma(refused(ValueError, f"{tile.parameter.name} is an operand of a product, and wgmma reads "
+                                       f"{tile.dtype} along K alone, a[m, k] @ b[n, k].T (Mapping(kernel={MULTISTAGE!r}) "
+                                       "takes it)", product.line))
+        if product.a.dtype in FLOATS_8 and device.arch < (8, 9):
+            raise refused(TypeError, f"{product.a.parameter.name} has dtype {product.a.dtype}, whose products need compute "
+                                     f"capability 8.9 or above, but {device.name} has {device.arch[0]}.{device.arch[1]}",
+                          product.line)
     if places.in_pieces and not kernel.uses_tma:
         raise ConfigError("packed(...) in tiles of rows and columns: the kernel for TMA and wgmma (compute capability 9.0) "
                           "reads offsets; here use tiles of whole rows, parallel(x.count, x.rows)")
@@ -441,3 +495,74 @@ class PiecePrinter(Printer):
         m = self.places.indices[0].name
         last = f"sizes.{m} - 1"
         return [f"{m}_count - 1" if x == last and self.places.piece is not None else x for x in super().given(made, kind)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Tiles of whole rows, of packed ones too: how many there are, and which are a block's.
+
+def there_and_back(choice: ScheduleChoice) -> list[str]:
+    if choice.cluster.is_single:
+        return ["    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
+    count = of_blocks("grid_x()", choice.cluster)
+    return [f"    count = {count}", "    return (udiv(tile, count) + 1) * 2 * count - 1 - tile"]
+
+
+def places_of_rows(chain: Chain, choice: ScheduleChoice) -> list[str]:
+    """A cluster's tiles are neighbours: they count as one."""
+    m, size = chain.rows.name, choice.rows * choice.cluster.m
+    given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
+    place, count = f"def place({given}):", count_of(chain.stacks)
+    if chain.splits > 1:
+        return ["def tiles(sizes):", f"    return {count}sizes.{chain.share} * blocks(sizes.{m}, {size})", "", "", place,
+                '    """Which of the stack, which of its shares, and the tile\'s first row."""',
+                f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
+                f"    return outer, (tile - outer * inner) * {size}{own}"]
+    if not chain.stacks:
+        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first and chain.grows else "tile"
+        return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", place,
+                '    """The tile\'s first row."""', f"    return {n} * {size}{own}"]
+    head = ["def tiles(sizes):", f"    return {count}blocks(sizes.{m}, {size})", "", "", place]
+    if not choice.longest_first:
+        return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
+                "    outer = udiv(tile, inner)",
+                f"    return {', '.join(parts_of_stacks(chain.stacks, 'outer'))}, (tile - outer * inner) * {size}{own}"]
+    row = "(rows - 1 - inner)" if chain.grows else "inner"
+    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
+            f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
+            "    first = outer * sizes.section", f"    count = min(sizes.section, {count.removesuffix(' * ')} - first)",
+            "    rest = tile - first * rows", "    inner = udiv(rest, count)", "    which = first + rest - inner * count",
+            f"    return {', '.join(parts_of_stacks(chain.stacks, 'which'))}, {row} * {size}{own}"]
+
+
+def has_sections(chain: Chain, choice: ScheduleChoice) -> bool:
+    """Whether so many of the stack are taken side by side (`schedule.section_of`)."""
+    return choice.longest_first and bool(chain.stacks) and chain.piece is None
+
+
+def places_of_pieces(chain: Chain, choice: ScheduleChoice, names: list[str], following: str) -> list[str]:
+    """Tiles of rows that are packed. Lengths of pieces are read on the GPU: each has a tile for every block of rows that it
+    begins, and one more, so that piece i's are from offsets[i] // rows + i on. Some have no rows. ``names``: what `place`
+    returns; ``following``: the next tile of the block, if it has more than one."""
+    assert chain.piece is not None
+    offsets, (piece,) = chain.piece.data
+    i, m, size, heads = piece.name, chain.rows.name, choice.rows, count_of(chain.own_stacks)
+    place, given = ", ".join(names), f"tile, {i}, sizes, {offsets.name}"
+    parts = dict(zip((stack.name for stack in chain.own_stacks), parts_of_stacks(chain.own_stacks, "which")))
+    first = f"(slot - udiv({m}_origin, {size}) - {i}) * {size}"
+    lines = ["def tiles(sizes):", f"    return {heads}(udiv(sizes.{m}, {size}) + sizes.{i})", "", "", f"def place({given}):",
+             '    """Which piece, which of the stack, and the first row; where the piece begins, and its rows."""',
+             f"    slot = udiv(tile, {heads.removesuffix(' * ') or 1})"]
+    if heads:
+        lines += [f"    which = tile - slot * {heads.removesuffix(' * ')}"]
+    lines += [f"    {i} = piece_at({offsets.name}, {i}, sizes.{i}, slot, {size}, sizes.{m})",
+              f"    {m}_origin = begin_of({offsets.name}, {i}, sizes.{m})",
+              f"    {m}_count = begin_of({offsets.name}, {i} + 1, sizes.{m}) - {m}_origin"]
+    if choice.longest_first and chain.grows:
+        first = f"(blocks(max({m}_count, 0), {size}) - 1) * {size} - {first}"
+    lines += [f"    {m} = {first}", f"    return {', '.join(parts.get(name, name) for name in names)}"]
+    if following:
+        lines += ["", "", f"def with_rows({given}):",
+                  '    """The tile, or the next one of the block that has rows, and its place."""',
+                  f"    {place} = place({given})", f"    while tile < tiles(sizes) and ({m} < 0 or {m} >= {m}_count):",
+                  f"        tile = {following}", f"        {place} = place({given})", f"    return tile, {place}"]
+    return lines

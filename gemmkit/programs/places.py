@@ -14,21 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import EXTENT
-from gemmkit.programs.collectives import PATTERN, ROWS
 from gemmkit.programs.lengths import PIECE
-from gemmkit.programs.mapping import KernelLimits, Mapping
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
+from gemmkit.programs.mapping import KernelLimits
+from gemmkit.programs.trace import TF32, Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
-from gemmkit.runtime.device import DeviceInfo
+
+if TYPE_CHECKING:
+    from gemmkit.programs.text import ElementFunction
 
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate", EXTENT)
 
@@ -164,7 +163,12 @@ class RowRewriter(Rewriter):
 # A sequential loop has one ring. In each round its products take their blocks from one stage, and a block that two
 # products take is there once.
 
-TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+FLOATS_8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+INTEGERS = np.dtype(np.int8), np.dtype(np.uint8)
+F32 = np.dtype(np.float32)
+#: Operands of products; those of 8 bits also with others of their kind.
+TAKEN = frozenset((*HALVES, *FLOATS_8, *INTEGERS, F32))
 
 
 @dataclass(eq=False)
@@ -177,6 +181,10 @@ class TilePlace:
     dims: tuple[Index, Index]
     stacks: tuple[Index, ...]
     lookup: Parameter | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.parameter.dtype)
 
     def is_of(self, x: Value) -> bool:
         """Whether it is what a load reads."""
@@ -199,21 +207,32 @@ class Multiply:
 
 @dataclass(eq=False)
 class RowSum:
-    """Sums along the rows of a block that threads read where it is staged for a product."""
+    """Sums along the rows of a block that threads read where it is staged for a product; ``transposed``: they lie along its
+    columns. ``what``: "" of sums, "max" or "min" of the largest or smallest elements."""
 
     carried: Carried
-    a: TilePlace
-    line: str
-
-
-@dataclass(eq=False)
-class ColumnSum:
-    """Sums along the columns of a product's right operand, where it is staged; ``transposed``: as its lines."""
-
-    carried: Carried
-    b: TilePlace
+    tile: TilePlace
     transposed: bool
     line: str
+    what: str
+
+    begin: ClassVar = "rows_of_", "Row"
+
+    @property
+    def name(self) -> str:
+        """Of the collective."""
+        return f"{self.begin[0]}{self.tile.name}{self.what and '_'}{self.what}"
+
+    @property
+    def collective(self) -> str:
+        """Its class."""
+        return self.begin[1] + ("Extremes" if self.what else "Sums")
+
+
+class ColumnSum(RowSum):
+    """The same along the columns of a product's right operand; ``transposed``: along its lines."""
+
+    begin: ClassVar = "columns_of_", "Column"
 
 
 @dataclass(eq=False)
@@ -238,9 +257,24 @@ class Rounds:
         return [tile for tile in self.tiles if tile.lookup is not None]
 
     @property
+    def size(self) -> int:
+        """Bytes of an element of what it multiplies: the largest."""
+        return max(int(tile.dtype.itemsize) for tile in self.tiles)
+
+    @property
+    def promotes(self) -> bool:
+        """Whether wgmma's sums of a stage are added to others in float32: of 8-bit floats it keeps 14 bits."""
+        return any(product.a.dtype in FLOATS_8 for product in self.products)
+
+    @property
+    def folded(self) -> list[RowSum]:
+        """Of rows, and of columns."""
+        return [*self.row_sums, *self.column_sums]
+
+    @property
     def is_read_by_threads(self) -> bool:
         """Whether not only tensor cores read its stages."""
-        return bool(self.row_sums or self.column_sums)
+        return bool(self.folded)
 
 
 @dataclass(eq=False)
@@ -251,10 +285,12 @@ class Places:
     stacks: tuple[Index, ...] = ()     # which matrix of stacked arrays
     cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
+    integers: set[str] = field(default_factory=set)    # those of products of integers, which are added in int32
     rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
     row_starts: dict[str, float] = field(default_factory=dict)
     columns: dict[Value, str] = field(default_factory=dict)        # of cells that have one for each column
     column_starts: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)            # of cells of rows and columns: what of (`RowSum`)
     arguments: frozenset[str] = frozenset()
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)          # how long the axes of all indices are in a call
 
@@ -285,10 +321,27 @@ class Places:
             return max(1, rows + self.sizes[self.piece.extent] // 2)
         return max(1, rows) * max(1, math.prod(self.sizes[stack.extent] for stack in self.stacks))
 
+    def accumulators(self, kernel: KernelLimits) -> int:
+        """How many a thread has at once."""
+        of_stages = {self.cells[x.carried.after] for rounds in self.loops if rounds.promotes for x in rounds.products}
+        return len(self.starts) + (len(of_stages) if kernel.uses_tma else 0)
+
+    def arrays_along(self, index: Index) -> list[str]:
+        """The blocks that rounds along an index take."""
+        return [tile.name for rounds in self.loops if rounds.index is index for tile in rounds.tiles]
+
+    @property
+    def as_integers(self) -> frozenset[str]:
+        """Results that are sums of products of integers as they are."""
+        return frozenset(store.parameter.name for store in self.stores if self.cells.get(store.value) in self.integers)
+
     @property
     def names(self) -> list[str]:
         """Of all cells."""
         return [*self.starts, *self.row_starts, *self.column_starts]
+
+    def cell_of(self, x: RowSum) -> str:
+        return (self.columns if isinstance(x, ColumnSum) else self.rows)[x.carried.after]
 
     def column_sums(self, name: str) -> list[ColumnSum]:
         """What is added to a cell of columns."""
@@ -317,8 +370,14 @@ def refuse_forms(loop: Loop) -> None:
     if loop.twice:
         raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
                                   "this", loop.twice)
+    rounded = next((y for x, n, y in _operands(loop) if y.op == "cast" and y.data == TF32 and not (
+        is_tiled(loop, 2) and x is not None and x.op in ("dot", "transpose"))), None)
+    if rounded is not None:
+        raise refused(ValueError, f'astype("{TF32}"): a kernel rounds operands of products to it, in tiles of rows and '
+                                  "columns (only .reference(...) runs others)", rounded.line)
     for store in loop.updated.values() if loop.loops[1:] or not is_tiled(loop, 1) else ():
-        raise refuse_update(store)
+        if store.read is None or not is_tiled(loop, 1) or any(store is x for x in loop.body):
+            raise refuse_update(store)
     sliced = [y for x, n, y in _operands(loop) if y.op == "load" and y.dims and isinstance(y.dims[-1], Axis)
               and y.dims[-1].size < y.data[0]._shape[-1] and not (x and x.op == "dot" and n == 1 and is_tiled(loop, 1))]
     if sliced:
@@ -335,39 +394,6 @@ def refuse_pieces(loop: Loop) -> None:
         if any(index.extent.offsets is not None for index in each.indices):
             raise refused(ValueError, "packed(...): a kernel has pieces of rows where it multiplies, in a sequential loop; "
                                       "only .reference(...) runs others", each.line)
-
-
-def check_pieces(places: Places, loop: Loop) -> None:
-    """Raises ValueError, with the user's line, for rows that are packed in other ways than as a tile's rows, or as the lines
-    of both operands that rounds go along."""
-    (m, n), such = places.indices, "only .reference(...) runs others"
-    if n.extent.offsets is not None:
-        raise refused(ValueError, f"packed(...): {n} are a tile's columns; a kernel has pieces of a tile's rows, or of "
-                                  f"rounds ({such})", loop.line)
-    if m.piece is not None and places.stacks != (m.piece,):
-        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): rows of {m} are packed; "
-                                  f"tiles of rows and columns then have no stacks but the pieces ({such})", loop.line)
-    across = next((x for rounds in places.loops for x in rounds.products if m.piece is not None and x.a_transposed), None)
-    if across is not None:                             # TMA's boxes begin at multiples of 16 bytes, and pieces anywhere
-        raise refused(ValueError, f"{across.a.parameter.name}[{shown(across.a.dims)}].T: rows of {m} are packed, and lie "
-                                  f"along this array's columns; a kernel takes a[m, k] ({such})", across.line)
-    for rounds in [rounds for rounds in places.loops if rounds.piece is not None]:
-        if m.piece is not None or len(places.loops) > 1:
-            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel has one loop then, and tiles of "
-                                      f"rows that are not packed ({such})", rounds.line)
-        across = next((x for x in rounds.products if not x.a_transposed or x.b_transposed), None)
-        if across is not None or rounds.is_read_by_threads:
-            raise refused(ValueError, f"rounds along pieces of {rounds.index}: a kernel multiplies rows of both arrays, "
-                                      f"a[k, m].T @ b[k, n], and adds up nothing else ({such})",
-                          rounds.line if across is None else across.line)
-    for rounds in places.loops:
-        if rounds.looked_up == rounds.tiles:
-            raise refused(ValueError, f"rounds along {rounds.index} take rows that arrays name of all their operands; a "
-                                      f"kernel brings one at least with TMA ({such})", rounds.line)
-    for store in places.stores if places.in_pieces else []:
-        if store.only is not None and (store.only is m or m.piece is None):
-            raise refused(ValueError, f"once({store.only}): rows are packed, and a kernel stores tiles, or values of a "
-                                      f"tile's packed rows ({such})", store.line)
 
 
 def _begun_at_numbers(loop: Loop) -> Loop:
@@ -419,7 +445,6 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     if not out.loops:
         raise refused(ValueError, "no sequential loop with a product; a function of rows loops over rows only, for m in "
                                   "parallel(x.rows)", loop.line)
-    check_pieces(out, loop)
     return out
 
 
@@ -460,31 +485,46 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         value = carried.out
         while value is not carried.inside:
             used.add(value)
-            if value.op != "add" or value.args[1].op != ("rowsum" if one else "dot"):
-                raise refused(ValueError, "rounds change a cell other than by adding products and sums of rows or columns "
-                                          f"({value.op}); only .reference(...) runs this",
+            while value.op == "add" and value.args[1].op == "add":         # x + (y + z) is (x + y) + z
+                x, (y, z) = value.args[0], value.args[1].args
+                used.add(value.args[1])
+                value = replace(value, args=(replace(value, args=(x, y)), z))
+            what, folded, rest = _folded(value) if one else ("", value.args[-1], value.args[0])
+            if folded is None or (not one and (value.op != "add" or folded.op != "dot")):
+                raise refused(ValueError, "rounds change a cell other than by adding products and sums of rows or columns, "
+                                          f"or by largest or smallest elements ({value.op}); only .reference(...) runs this",
                               value.line or loop.line)
-            used.add(value.args[1])
+            used.add(folded)
             if one:
-                summed.insert(0, value.args[1])
+                kind = out.kinds.setdefault(out.rows.get(carried.after) or out.columns[carried.after], what)
+                if kind != what:
+                    raise refused(ValueError, "sums, largest or smallest elements in one cell; use two cells", value.line)
+                used.update(x for x in walked([value, folded]) if x.op in ("neg", "max", "transpose"))
+                summed.insert(0, folded)
             else:
                 found.insert(0, _multiply(value.args[1], carried, out, made, tiles, taken))
-            value = value.args[0]
+            value = rest
         made.products += found
+        _check_integers(found, carried, out)
         waiting += [(x, carried) for x in summed]
     for x, carried in waiting if made.products else ():
-        (load,), of_rows = x.args, carried.inside.dims == out.indices[:1]
-        block = load.args[0] if load.op == "transpose" else load
+        (block,), of_rows, is_turned = x.args, carried.inside.dims == out.indices[:1], False
+        what = out.kinds[(out.rows if of_rows else out.columns)[carried.after]]
+        while block.op == "transpose" or (block.op == "neg" and what == "min"):            # the smallest of x: of -x
+            is_turned, block = is_turned != (block.op == "transpose"), block.args[0]
         if block.op != "load":
             raise refused(ValueError, f"a sum of {'rows' if of_rows else 'columns'} in rounds, of {block.op}; a kernel sums "
                                       "blocks of arrays as they are (only .reference(...) runs others)", x.line)
         tile = _tile(block, x.line, out, made, tiles, taken)
         if of_rows:
-            made.row_sums.append(_row_sum(load, tile, carried, made, x.line))
+            if is_turned and tile.dtype.itemsize != 2:
+                raise refused(TypeError, f"{tile.parameter.name} has dtype {tile.dtype}; a kernel reads rows along an "
+                                         "array's columns of elements of 16 bits", x.line)
+            made.row_sums.append(RowSum(carried, tile, is_turned, x.line, what))
         else:
-            made.column_sums.append(_column_sum(load, tile, carried, made, out, x.line))
+            made.column_sums.append(_column_sum(not is_turned, tile, carried, made, out, x.line))
     for held in loop.body:
-        if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
+        if not isinstance(held, Value) or (held not in used and held.op not in ("transpose", "cast")):
             what = held.op if isinstance(held, Value) else "a store or a loop"
             raise refused(ValueError, f"{what} inside rounds; a kernel's rounds only add products and sums of rows and "
                                       "columns to cells (only .reference(...) runs others)",
@@ -494,21 +534,47 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     return made
 
 
-def _row_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, line: str) -> RowSum:
-    if x.op == "transpose" or any(tile is product.a and product.a_transposed for product in rounds.products):
-        raise refused(ValueError, "a sum of rows that lie along an array's columns; a kernel sums rows as they lie, a[m, "
-                                  "k].sum(axis=1)", line)
-    return RowSum(carried, tile, line)
+def _check_integers(found: list[Multiply], carried: Carried, out: Places) -> None:
+    """Note that a cell is one of integers. Raises ValueError and TypeError where it cannot be."""
+    name, counted = out.cells.get(carried.after, ""), [x for x in found if x.a.dtype in INTEGERS]
+    of_before = carried.init.op == "after"
+    if found and (bool(counted) != (name in out.integers) if of_before else len(counted) not in (0, len(found))):
+        raise refused(TypeError, f"products of integers and of others are added to {name}; use a cell for each, and add "
+                                 "them after the loops", found[-1].line)
+    if counted and not float(out.starts[name]).is_integer():
+        raise refused(ValueError, f"a cell of products of integers begins with {out.starts[name]}; begin with 0, and add "
+                                  "the number after the loop", carried.init.line)
+    out.integers.update([name] if counted else [])
 
 
-def _column_sum(x: Value, tile: TilePlace, carried: Carried, rounds: Rounds, out: Places, line: str) -> ColumnSum:
-    """``x``: b[n, k], whose lines are summed, or b[k, n] transposed."""
-    transposed = x.op != "transpose"
+def _folded(value: Value) -> tuple[str, Value | None, Value]:
+    """What a round makes of a cell of rows or columns: (``what`` of `RowSum`, the fold of a block, the value before)."""
+    def plain(x: Value) -> Value:
+        return plain(x.args[0].args[0]) if x.op == "neg" and x.args[0].op == "neg" else x
+
+    if value.op == "add" and value.args[1].op == "rowsum":
+        return "", value.args[1], value.args[0]
+    inner = value.args[0] if value.op == "neg" else value
+    for rest, found in (inner.args, inner.args[::-1]) if inner.op == "max" else ():
+        fold = plain(found)
+        if value.op == "max" and fold.op == "rowmax":
+            return "max", fold, rest
+        block = fold.args[0].args[0] if fold.op == "rowmax" and fold.args[0].op == "transpose" else (fold.args or (fold,))[0]
+        if value.op == "neg" and fold.op == "rowmax" and block.op == "neg" and rest.op == "neg":
+            return "min", fold, rest.args[0]
+    return "", None, value
+
+
+def _column_sum(transposed: bool, tile: TilePlace, carried: Carried, rounds: Rounds, out: Places, line: str) -> ColumnSum:
+    """``transposed``: of b[n, k], whose lines are summed, and not of b[k, n]."""
     before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
     if any(y.transposed != transposed for y in before):
         raise refused(ValueError, "sums of columns and of lines in one cell; use a cell for each, and add them after the "
                                   "loops", line)
-    return ColumnSum(carried, tile, transposed, line)
+    if not transposed and tile.dtype.itemsize != 2:
+        raise refused(TypeError, f"{tile.parameter.name} has dtype {tile.dtype}; a kernel adds up the columns of blocks of "
+                                 "16 bits, and of others the lines, b[n, k].sum(axis=1)", line)
+    return ColumnSum(carried, tile, transposed, line, out.kinds[out.columns[carried.after]])
 
 
 def _cell(carried: Carried, out: Places) -> None:
@@ -530,8 +596,9 @@ def _tile(load: Value, line: str, places: Places, rounds: Rounds, tiles: dict, t
                                   "without computing on them", line)
     parameter, key = load.data
     if np.dtype(parameter.dtype) not in TAKEN:
-        raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
-                                 "bfloat16 (gemmkit.matmul takes other dtypes)", line)
+        raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16, "
+                                 "bfloat16, float32 as tf32, float8_e4m3fn, float8_e5m2, int8 or uint8 (gemmkit.matmul "
+                                 "takes other dtypes)", line)
     if (parameter.name, key) not in tiles:
         name = unique(parameter.name, taken)
         taken.add(name)
@@ -539,11 +606,31 @@ def _tile(load: Value, line: str, places: Places, rounds: Rounds, tiles: dict, t
         if not {stack.of_loop for stack in stacks} <= set(places.stacks):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stacks of a block are the tile's", line)
         tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks, key[-2].lookup)
+        if key[-2].lookup is not None and tiles[parameter.name, key].dtype.itemsize != 2:
+            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a kernel looks up rows of elements of "
+                                     "16 bits (only .reference(...) runs others)", line)
         if stacks and key[-2].lookup is not None:
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a kernel looks rows of a matrix up, and none of "
                                       "a stack's (only .reference(...) runs this)", line)
         rounds.tiles.append(tiles[parameter.name, key])
     return tiles[parameter.name, key]
+
+
+def _operand(x: Value, line: str, places: Places, rounds: Rounds, tiles: dict,
+             taken: set[str]) -> tuple[TilePlace, bool]:
+    """The block of an operand, and whether the product takes it transposed."""
+    is_transposed, as_tf32 = False, False
+    while x.op == "transpose" or (x.op == "cast" and x.data == TF32):
+        is_transposed, as_tf32 = is_transposed != (x.op == "transpose"), as_tf32 or x.op == "cast"
+        (x,) = x.args
+    tile = _tile(x, line, places, rounds, tiles, taken)
+    if (tile.dtype == F32) != as_tf32:
+        name = tile.parameter.name
+        raise refused(TypeError, f"{name} has dtype {tile.dtype}; " + (
+            f'only float32 is rounded to "{TF32}"' if as_tf32 else 'tensor cores multiply float32 as tf32, with 10 bits of '
+            f'mantissa, and a program says so: {name}[...].astype("{TF32}") (gemmkit.matmul multiplies float32 in full)'),
+            line)
+    return tile, is_transposed
 
 
 def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
@@ -552,12 +639,11 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
     if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
         raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product must be "
                                   f"({shown(indices)}) and sum over {k}", dot.line)
-    found = [(_tile(x.args[0] if x.op == "transpose" else x, dot.line, places, rounds, tiles, taken), x.op == "transpose")
-             for x in dot.args]
+    found = [_operand(x, dot.line, places, rounds, tiles, taken) for x in dot.args]
     (a, a_transposed), (b, b_transposed) = found
-    if np.dtype(a.parameter.dtype) != np.dtype(b.parameter.dtype):
-        raise refused(TypeError, f"{a.parameter.name} has dtype {a.parameter.dtype} and {b.parameter.name} of "
-                                 f"{b.parameter.dtype}; both must have one dtype", dot.line)
+    if not any({a.dtype, b.dtype} <= {*kinds} for kinds in ((a.dtype,), FLOATS_8, INTEGERS)):
+        raise refused(TypeError, f"{a.parameter.name} has dtype {a.dtype} and {b.parameter.name} of {b.dtype}; both must "
+                                 "have one dtype", dot.line)
     return Multiply(carried, a, b, a_transposed, b_transposed, dot.line)
 
 
@@ -573,6 +659,9 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
 # | before | await the stage, start (and read what threads add up); sums that begin with zero begin here | fill |
 # | round | await the next stage, start, wait for all groups but this one, release the stage before | fill |
 # | after | wait for the last group, release its stage | |
+#
+# Sums of 8-bit floats are those of a stage: a round waits for the group of the stage before, adds its sums to the cell's,
+# and starts its own. Another warpgroup multiplies meanwhile.
 
 LEAST_STAGES = 2                       # a stage is released when the next one is in use
 
@@ -605,11 +694,15 @@ class Wait(NamedTuple):
     pending: int
 
 
+class Promote(NamedTuple):
+    """The sums of a stage are added to those of the stages before, in float32."""
+
+
 class Release(NamedTuple):
     """The stage of the round before is empty."""
 
 
-Event = Fill | Await | Start | Read | Wait | Release
+Event = Fill | Await | Start | Read | Wait | Promote | Release
 
 
 @dataclass(frozen=True)
@@ -623,26 +716,23 @@ class Ordered:
 
 
 def ordered(rounds: Rounds) -> Ordered:
-    started: set[int] = set()
-    fresh = []
+    first: dict[Carried, Multiply] = {}
     for product in rounds.products:
-        init = product.carried.init
-        if id(product.carried) not in started and init.op == "const" and init.data == 0:
-            fresh.append(product)
-        started.add(id(product.carried))
+        first.setdefault(product.carried, product)
     products = tuple(rounds.products)
     read = (Read(tuple(rounds.row_sums), tuple(rounds.column_sums)),) if rounds.is_read_by_threads else ()
-    before = Fill(), Await(), Start(products, tuple(fresh)), *read
+    if rounds.promotes:
+        begun = Start(products, tuple(first.values()))
+        end = Wait(0), Promote()
+        return Ordered(rounds, (Fill(), Await(), begun, *read), (Fill(), Await(), *end, begun, *read, Release()),
+                       (*end, Release()))
+    fresh = tuple(x for c, x in first.items() if c.init.op == "const" and c.init.data == 0)
+    before = Fill(), Await(), Start(products, fresh), *read
     return Ordered(rounds, before, (Fill(), Await(), Start(products), *read, Wait(1), Release()), (Wait(0), Release()))
 
 
 # --------------------------------------------------------------------------------------------------
 # Where everything lies in shared memory: stages of the rings, results on their way out, barriers; and how many stages.
-
-MOST = 4                               # stages where the mapping does not say how many
-STEP = 64                              # of a tile's columns
-COLUMN_BYTES = 4                       # of a column's value in shared memory
-
 
 @dataclass(frozen=True)
 class Ring:
@@ -673,119 +763,20 @@ class Allocation:
     one_ring: bool
 
 
-def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, int]:
-    """The length of every index's blocks: the mapping's, or defaults.
+# --------------------------------------------------------------------------------------------------
+# How results leave.
 
-    Raises ConfigError for names that the program has not, and for lengths that no product has.
-    """
-    m, n = places.indices
-    mapping.refuse_orders(places.names)
-    names = [index.name for index in (m, n, *(rounds.index for rounds in places.loops))]
-    other = next((name for name in mapping.blocks if name not in names), None)
-    if other is not None:
-        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
-                          f"{', '.join(dict.fromkeys(names))}")
-    rows = ROWS * mapping.warpgroups
-    parts = 2 if kernel.parts == 2 and mapping.blocks.get(m.name) == 2 * rows else 1
-    if parts == 2 and (places.row_starts or places.column_starts):
-        raise ConfigError(f"Mapping(blocks={{{m.name!r}: {2 * rows}}}, warpgroups={mapping.warpgroups}): where rounds add "
-                          f"up rows or columns, a warpgroup has {ROWS} rows; use {rows} rows along {m.name}")
-    most = kernel.most_sums[mapping.warpgroups] // parts // len(places.starts) // 64 * 64
-    if most == 0:
-        raise ConfigError(f"{len(places.starts)} accumulators do not fit in the registers of {mapping.warpgroups} "
-                          f"warpgroups; at most {kernel.most_sums[1] // 64} do")
-    blocks = {m.name: rows, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
-    blocks.update(mapping.blocks)
-    if blocks[m.name] != parts * rows:
-        more = "" if kernel.parts == 1 else f", or {2 * rows}"
-        raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
-                          f"has {ROWS} rows, so {rows} are needed{more}")
-    for name in (n.name, *(rounds.index.name for rounds in places.loops)):
-        whole = 64 if name == n.name else kernel.depths
-        if blocks[name] % whole or blocks[name] > 256:
-            raise ConfigError(f"Mapping(blocks={{{name!r}: {blocks[name]}}}): " + (
-                "64, 128, 192 or 256 is needed" if whole == 64 else f"a multiple of {whole} up to 256 is needed"))
-    if blocks[n.name] > max(64, most):
-        raise ConfigError(f"Mapping(blocks={{{n.name!r}: {blocks[n.name]}}}, warpgroups={mapping.warpgroups}): with "
-                          f"{len(places.starts)} accumulators, {most} columns fit in registers")
-    return blocks
+@dataclass(eq=False)
+class Out:
+    """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
 
+    store: StoreStatement
+    dtype: np.dtype
+    kind: str                          # the collective's name
+    pairs: bool
+    function: ElementFunction | None
+    sums: str                          # what is stored where there is no function
 
-def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: DeviceInfo,
-              kernel: KernelLimits) -> Allocation:
-    """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""
-    blocks = sized(places, mapping, kernel)
-    sizes = [[2 * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
-             for rounds in places.loops]
-    limit = device.shared_memory_per_block
-    bound = min(limit, mapping.shared_bytes or limit)
-    of_columns = COLUMN_BYTES * blocks[places.indices[1].name] * len(places.column_starts)
-    room = (mapping.shared_bytes or kernel.share(device)) - sum(outs.values()) - of_columns
-    mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
-    given = [mapping.stages_of([tile.name for tile in rounds.tiles]) for rounds in places.loops]
-    one_ring = _is_one_ring(places, given, kernel)
-    filled = [sum(of_one) for of_one in sizes]
-    stage_bytes = [max(filled)] if one_ring else filled            # of each ring
-    fits = max(LEAST_STAGES, min(MOST, room // sum(nbytes + kernel.barriers for nbytes in stage_bytes)))
-    stages = [said or fits for said in given[:len(stage_bytes)]]
-    if min(stages) < LEAST_STAGES:
-        raise ConfigError(f"Mapping(stages={min(stages)}): " + (
-            "products are waited for one round later" if kernel.uses_tma else "a stage is filled while another is read")
-            + f", so {LEAST_STAGES} are needed")
-    memory = SharedMemory()
-    firsts = [memory.take(n * nbytes, PATTERN) for n, nbytes in zip(stages, stage_bytes)]
-    places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
-    columns = {name: memory.take(COLUMN_BYTES * blocks[places.indices[1].name], PATTERN) for name in places.column_starts}
-    barriers = [memory.take(kernel.barriers * n) for n in stages]
-    rings = []
-    for loop, (rounds, of_one) in enumerate(zip(places.loops, sizes)):
-        ring = 0 if one_ring else loop                 # loops come one after the other
-        offsets, at = {}, firsts[ring]
-        for tile, size in zip(rounds.tiles, of_one):
-            offsets[tile.name], at = at, at + size
-        rings.append(Ring(rounds, stages[ring], stage_bytes[ring], filled[loop], offsets, barriers[ring]))
-    if memory.nbytes > bound:
-        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(stage_bytes)} bytes and results of "
-                          f"{sum(outs.values()) + of_columns} need {memory.nbytes} bytes of shared memory, but only {bound} "
-                          "are available; use fewer stages or smaller blocks")
-    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns,
-                      max(1, -(-mapping.band // mapping.cluster.get(places.indices[0].name, 1))), kernel, one_ring)
-
-
-def _is_one_ring(places: Places, given: list[int], kernel: KernelLimits) -> bool:
-    """Whether all loops go around one ring: then each has all of the stages. Those of a multistage kernel begin to fill
-    theirs while the loop before is still read."""
-    kinds = {(bool(rounds.row_sums), bool(rounds.column_sums)) for rounds in places.loops}
-    return len(places.loops) == 1 or (kernel.uses_tma and len(set(given)) == 1 and len(kinds) == 1)
-
-
-def clustered(places: Places, mapping: Mapping) -> Cluster:
-    """Raises ConfigError for a cluster along other indices than a tile's rows and columns."""
-    m, n = (index.name for index in places.indices)
-    if places.looks_up and math.prod(mapping.cluster.values()) > 1:
-        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): threads copy rows that an array names to their own "
-                          "block alone; leave cluster out")
-    other = next((name for name in mapping.cluster if name not in (m, n)), None)
-    if other is not None:
-        raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks share operands along a tile's "
-                          f"rows and columns, {m} and {n}")
-    return Cluster(mapping.cluster.get(m, 1), mapping.cluster.get(n, 1))
-
-
-def said(memory: Allocation, mapping: Mapping) -> Mapping:
-    """The mapping with all that was left open said: it derives the same text."""
-    stages = {ring.rounds.tiles[0].name: ring.stages for ring in memory.rings}
-    same = len(set(stages.values())) == 1
-    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages,
-                   kernel=memory.kernel.said)
-
-
-def _length(index: Index, blocks: dict[str, int]) -> int:
-    return blocks[index.name]
-
-
-def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype, kernel: KernelLimits) -> int:
-    """Of a tile of a result in shared memory."""
-    blocks = sized(places, mapping, kernel)
-    m, n = places.indices
-    return blocks[m.name] * blocks[n.name] * int(dtype.itemsize)
+    @property
+    def name(self) -> str:
+        return self.store.parameter.name

@@ -6,6 +6,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping as Names
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -40,37 +41,38 @@ from gemmkit.programs.chains.merging import (
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
-from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
-from gemmkit.programs.collectives import BY_TMA, ROWS, TmaOut
+from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
+from gemmkit.programs.collectives import ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
     CallArguments,
+    GridProblem,
     Launches,
     NotByTma,
-    Printed,
     Sizes,
     check_launch,
     check_read,
     given_by,
     host_arrays,
     in_pairs,
-    laid_out,
     launches_of,
     leaves_by_tma,
     module_of,
+    said,
     shared,
     started,
 )
-from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
+from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, OutKind, Printed, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.pieces import PiecePrinter, supported
-from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, refuse_forms, said, simplified
+from gemmkit.programs.pieces import PiecePrinter, has_sections, supported
+from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printer, function_of
+from gemmkit.programs.sums import counts_of, share
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
@@ -78,7 +80,7 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.tuning.problems import RESIDENT, Choice, MappingProblem, choose
+from gemmkit.tuning.problems import RESIDENT, choose
 
 # --------------------------------------------------------------------------------------------------
 # The kernel that a program's passes have made for arrays of some kinds, and its launch.
@@ -200,7 +202,7 @@ class ProgramPlan:
     @property
     def results(self) -> tuple[str, ...]:
         """The arrays that the program stores into."""
-        return self.kernels[-1].printed.outs
+        return tuple(name for name in self.kernels[-1].printed.outs if name not in self.spare)
 
     @cached_property
     def _stored(self) -> list[str]:
@@ -243,7 +245,7 @@ class ProgramPlan:
             take(array, getattr(module, f"{block}_tile"))
         made += [Taken(array, None) for array in printed.operands]
         for array in printed.outs:
-            out = None if self.is_of_rows else getattr(module, f"out_{array}")
+            out = None if self.is_of_rows else getattr(module, f"out_{array}", None)
             take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
         return [*made, *(Taken(array, None) for array in printed.arrays)]
 
@@ -307,9 +309,9 @@ class ProgramPlan:
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
+        early, waits, own = hasattr(module, "grid_wait"), hasattr(module, "ring_turns"), getattr(module, "WARPGROUPS", None)
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
-                          cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
-                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers)
+                          self.cluster.size, per_sm, early, waits, own and own.warp_registers)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -336,7 +338,7 @@ class ProgramPlan:
         begins."""
         first = next(iter(self.given.values()))
         starts = [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
-        return started(starts, self.launches.spare, len(self.given), first.device)
+        return started(starts, self.launches.spare, len(self.given), first.device, self.launches.role)
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
@@ -420,10 +422,10 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     lazy = references(chain, numbers, mapping.lazy)
     shares = shares_of(chain, mapping, numbers, device.sm_count, kernel)
     cells = {} if shares is None else shares.cells
-    kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
+    kinds: dict[str, OutKind] = {x.parameter.name: outs(chain, x, cells) for x in (*chain.stores, *chain.updates)}
     may_commute = commutes(chain, numbers)
     ranges = ranges_of(chain, numbers, may_commute)
-    chain.grows = ranges.grow
+    chain.grows, chain.shrinks = ranges.grow, ranges.shrink
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
     settle(chain)
@@ -431,6 +433,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     begun(chain, numbers)
     keep_parts(chain)
     begin_below(chain)
+    share(chain, kernel)
     places = placed(chain, kernel)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
     problem = ChainProblem(chain, places, mapping, may_commute, by_tma, kernel)
@@ -463,7 +466,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
 
 
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
-    loop, name = in_one_round(by_rows(program.traced(arguments)), arguments), program.function.__name__
+    traced, name = program.traced(arguments, mapping.variants), program.function.__name__
+    loop, mapping = in_one_round(by_rows(traced), arguments), within_calls(traced, mapping)
     refuse_forms(loop)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = device_of(infos)
@@ -472,17 +476,20 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     kernel = kernel_of(mapping, device)
     kernel.refuse(mapping)
     if is_chained(loop):
+        mapping = within_rounds(loop, mapping, lambda index: [])
         try:
             return _chained(name, loop, infos, arguments, mapping, text, device, kernel)
         except _NoMerge as error:
             if mapping.splits:
                 raise error.reason from None
             return _planned(program, arguments, replace(mapping, splits=1), text)
-    places = supported(places_of(loop, arguments), kernel)
+    places = supported(places_of(loop, arguments), kernel, device, loop)
+    mapping = within_rounds(loop, mapping, places.arrays_along)
     _check_names(infos, places, arguments, kernel)
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
     check = partial(check_launch, operands=operands, tile=_tile_indices(places), stores=places.stores, kernel=kernel,
-                    rounds=[x.index for x in places.loops], lines={x.index.name: x.line for x in places.loops})
+                    rounds=[x.index for x in places.loops], lines={x.index.name: x.line for x in places.loops},
+                    integers=places.as_integers)
     check(infos, loop.sizes)
     problem = GridProblem(loop, places, infos, mapping, kernel)
     mapping, memory, outs = choose(problem, device).spec
@@ -499,15 +506,47 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
                        resizing.extents(infos, loop.sizes), given_by(arguments), device, resizing=resizing)
 
 
+def within_calls(loop: Loop, mapping: Mapping) -> Mapping:
+    """A program's mapping with those of the programs that it calls for its tiles, for what it leaves open. Raises
+    ConfigError, naming the program, for what a program that is called in a tile cannot say."""
+    for call in [call for call in loop.inlined if call.mapping is not None]:
+        if any(each is loop for each in call.loops):
+            mapping = call.mapping.within(mapping)
+            continue
+        said = f"{call.name}(..., mapping={call.mapping!r})"
+        if replace(call.mapping, blocks={}, stages=0, variants={}) != Mapping():
+            raise ConfigError(f"{said} in a tile: blocks and stages of its own loops are what it can say; give the rest to "
+                              "the program of the tiles")
+        other = next((name for name in call.mapping.blocks if name not in call.written), None)
+        if other is not None:
+            raise ConfigError(f"{said}: its loops go along {', '.join(call.written) or 'nothing'}, not along {other}")
+    return mapping
+
+
+def within_rounds(loop: Loop, mapping: Mapping, arrays: Callable[[Index], list[str]]) -> Mapping:
+    """The same of programs that are called in a tile: lengths and stages of their rounds. ``arrays``: what rounds along an
+    index take from a ring."""
+    for call in loop.inlined:
+        if call.mapping is None or any(each is loop for each in call.loops):
+            continue
+        blocks = {call.written[name].name: size for name, size in call.mapping.blocks.items()}
+        stages, own = call.mapping.stages, [name for index in call.written.values() for name in arrays(index)]
+        named = dict.fromkeys(own, stages) if isinstance(stages, int) and stages else stages
+        is_open = isinstance(mapping.stages, Names) or not mapping.stages
+        mapping = Mapping(blocks, stages=named if is_open else 0).within(mapping)
+    return mapping
+
+
 Check = Callable[[dict[str, ArrayInfo], Sizes], None]
 
 
 class Resizing(ABC):
     """What the passes know of a program when sizes decide. ``check`` raises ValueError and TypeError for arrays that no
-    launch may have; ``axes``: what the trace has taken from sizes."""
+    launch may have; ``axes``: what the trace has taken from sizes; ``functions``: of programs that it calls."""
 
     def __init__(self, check: Check, loop: Loop):
         self.check, self.axes, self._extents = check, loop.axes, list(loop.sizes)
+        self.functions = tuple(call.function for call in loop.inlined)
 
     def sizes(self, infos: dict[str, ArrayInfo]) -> Sizes:
         shapes = {name: info.shape for name, info in infos.items()}
@@ -544,75 +583,6 @@ class GridResizing(Resizing):
         return {index.name: sizes[index.extent] for index in (*_tile_indices(places), *(x.index for x in places.loops))}
 
 
-@dataclass(frozen=True)
-class GridProblem(MappingProblem):
-    """A program whose tiles have rows and columns: its mapping, how it lies in memory, and how results leave. Where the
-    mapping does not say how wide tiles are, they are as wide as waves of them take the least time; where these do not fit
-    in shared memory, they are narrower, or have half of A's rows."""
-
-    loop: Loop
-    places: Places
-    infos: dict[str, ArrayInfo]
-    mapping: Mapping
-    kernel: KernelLimits
-    known: dict[Mapping, Choice | ConfigError] = field(default_factory=dict)      # what sizes do not decide
-
-    def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
-        m, n = (index.name for index in self.places.indices)
-        for given in (self.mapping, replace(self.mapping, warpgroups=1)):
-            made = laid_out(self.places, given, self.kernel, device.sm_count)
-            yield made
-            while n not in given.blocks and made.blocks[n] > STEP:
-                made = replace(made, blocks={**made.blocks, n: made.blocks[n] - STEP})
-                yield made
-            if given.warpgroups or m in given.blocks or made.warpgroups == 1:
-                return
-
-    def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
-        """What is made for the first size is every size's. Raises ConfigError where it was raised then."""
-        found = self.known.get(mapping)
-        if found is None:
-            try:
-                found = self._specialised(mapping, device)
-            except ConfigError as error:
-                found = error
-            self.known[mapping] = found
-        if isinstance(found, ConfigError):
-            raise found
-        return found
-
-    def _specialised(self, mapping: Mapping, device: DeviceInfo) -> Choice:
-        places, stores, outs = self.places, self.places.stores, list[Out]()
-        stale = {c.init for held in self.loop.body if isinstance(held, Loop) for c in held.carried if c.init.op == "after"}
-        for store, root in zip(stores, simplified([store.value for store in stores])):
-            made = _element(store, root, places, mapping.warpgroups)
-            if stale & set(made.uses):
-                raise refused(ValueError, "an accumulator is read here, but a later loop adds to it; store it after the "
-                                          "last loop", store.line)
-            info = self.infos[store.parameter.name]
-            for array in made.arrays:
-                check_read(array, self.infos[array], store.line)
-            m, n = places.indices
-            whole = self.kernel.whole_rows if m.piece is None else "PieceOut" if len(stores) == 1 else "OctetOut"
-            ways = (whole, "DirectOut") if store.lookup is None else ("ScatteredOctets", "ScatteredPairs")
-            kind = {None: ways[not leaves_by_tma(info)], m: "ColumnsOut", n: "RowsOut"}[store.only]
-            outs.append(Out(store, info.dtype, kind, kind == ways[1] and in_pairs(info),
-                            None if root.op == "after" else made, made.sums[0]))
-        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind in BY_TMA}
-        return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
-
-
-def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int) -> ElementFunction:
-    """What becomes of the sums of a tile, or of its rows or columns alone."""
-    name, (m, n) = f"element_of_{store.parameter.name}", places.indices
-    if store.only is n:
-        return function_of(name, root, (m,), places.rows, places.stacks)
-    if store.only is m:
-        return function_of(name, root, (n,), places.columns, places.stacks, place="column",
-                           step=128 * warpgroups)
-    return function_of(name, root, (m, n), places.cells, places.stacks, rows=places.rows, columns=places.columns)
-
-
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
              text: str | None, device: DeviceInfo, kernel: KernelLimits) -> ProgramPlan:
     """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
@@ -624,12 +594,12 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and leaves_by_tma(info)
         by_rows = "OctetOut" if chain.piece is not None else kernel.whole_rows         # TMA does not end where a piece does
-        kind = "RowsOut" if is_rows else by_rows if whole else "DirectOut"
+        kind = "AddedOut" if store.read else "RowsOut" if is_rows else by_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 
     copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
     made = derived(name, loop, mapping, numbers, leaves, list(infos), device, kernel, copies)
-    chain, printed = made.chain, made.text
+    chain, printed, shares = made.chain, made.text, made.shares
     indices = *chain.indices, chain.index
     _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
                      [index.name for index in indices], kernel)
@@ -638,17 +608,15 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     if clash is not None:
         raise _taken(clash) if made.shares is None else _NoMerge(_taken(clash))
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
-    shares = made.shares
-    stores = chain.stores if shares is None else shares.stores
-    check = partial(check_launch, operands=operands, tile=chain.indices, rounds=[chain.index],
-                    lines={chain.index.name: chain.line}, stores=stores, kernel=kernel)
+    check = partial(check_launch, operands=operands, tile=chain.indices, rounds=[chain.index], kernel=kernel,
+                    stores=[*chain.updates, *(shares or chain).stores], lines={chain.index.name: chain.line})
     check(infos, loop.sizes)
     for array, x in made.read.items():
         check_read(array, infos[array], x.line)
     if text is not None:
         module_of(name, text)
     merge = None if shares is None else _merging(name, shares, infos, arguments, device)
-    cells = {} if shares is None else shares.cells
+    cells = counts_of(chain, made.choice) if shares is None else shares.cells
     resizing = ChainResizing(check, loop, made, mapping, device)
     return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
                        resizing.extents(infos, loop.sizes), call, device, tuple(cells), merge, resizing)
@@ -679,7 +647,7 @@ class ChainResizing(Resizing):
         return self.made.extents(self._chain(sizes), infos, self.processors)
 
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
-        shares = self.made.shares
+        shares, infos = self.made.shares, {**infos, **counts_of(self._chain(sizes), self.made.choice)}
         if shares is None or plan.merge is None or plan.merge.resizing is None:
             return super().sized(plan, infos, sizes, call)
         self.check(infos, sizes)

@@ -15,8 +15,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_whole_load
 from gemmkit.programs.chains.chain import updates_last
 from gemmkit.programs.chains.elements import is_whole_number
-from gemmkit.programs.launches import Printed
-from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.mapping import SHARED, Mapping, Printed
 from gemmkit.programs.places import RowRewriter, is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
@@ -791,10 +790,11 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
 def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:
     """Raises ConfigError for names of no rows, and for rows that no registers hold."""
     names = {x.name for x in steps.rows if is_vector(x)}
-    for name in mapping.places:
+    for name, place in mapping.places.items():
         if name not in names:
-            raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): the rows that are loaded or mapped are "
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): the rows that are loaded or mapped are "
                               f"{', '.join(sorted(names))}")
-        if not is_held:
-            raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): a row is longer than a block's registers and is "
-                              "loaded again for each use; use shorter rows")
+        if not is_held or place == SHARED:
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
+                "threads hold rows in registers" if is_held else "a row is longer than a block's registers and is loaded "
+                "again for each use; use shorter rows"))

@@ -1,20 +1,37 @@
-"""Sums along the rows of a product's left operand, and along the columns of its right one, of blocks in their stages."""
+"""Sums beside products: along the rows of a left operand, and the columns of a right one, of blocks in their stages; and
+sums that tiles have parts of, and add to an array."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from gemmkit.components import Component
+from gemmkit.kernels.collectives.scheduler import Slot
+from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.component_products import matrix_of
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
-from gemmkit.programs.collectives import F32, ROWS, StagedTile, Typed, WarpgroupPart, add, exchanged, quad
-from gemmkit.ptx.memory import load_shared, shared, store_shared
-from gemmkit.ptx.mma import ldmatrix
+from gemmkit.layouts import ColMajor
+from gemmkit.layouts.plain import Swizzled
+from gemmkit.programs.chains.chain import ADDED, SHARED, Added, Chain, loaded
+from gemmkit.programs.chains.elements import ProducerRole
+from gemmkit.programs.chains.schedule import ScheduleChoice
+from gemmkit.programs.collectives import F32, ROWS, PanelTile, StagedTile, Typed, WarpgroupPart, add, exchanged, quad
+from gemmkit.programs.mapping import KernelLimits
+from gemmkit.programs.trace import Value
+from gemmkit.programs.values import refused, shown
+from gemmkit.ptx.memory import add_global, load_shared, pack_narrow, shared, store_shared, unpack_narrow
+from gemmkit.ptx.mma import ldmatrix, stmatrix
 from gemmkit.ptx.special import lane_index, thread_index, udiv
-from gemmkit.ptx.wgmma import named_barrier
+from gemmkit.ptx.wgmma import fence_async, matrix_descriptor, named_barrier
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.launch import described
 
 
 @dataclass(frozen=True)
@@ -23,25 +40,50 @@ class RowSums(Component):
     and the four threads of a row meet at the end."""
 
     tile: StagedTile
+    transposed: bool = False           # rows lie along the block's columns, of 16 bits
+
+    @cached_property
+    def steps(self) -> int:
+        """Groups of four matrices that have all of a row."""
+        return self.tile.lines // 16 if self.transposed else self.tile.columns // (2 * self.tile.chunk)
 
     def begin(self, value: float) -> tuple:
         """The value once a row: the first of its four threads has it."""
         return fill(F32, 2, value if lane_index() % 4 == 0 else 0.0)
 
     def add(self, sums: tuple, slot: Any, group: int) -> tuple:
-        return fold(self.tile.columns // 16, add_matrix, sums, self.tile, slot.stage, group)
+        return fold(self.steps, add_matrix, sums, self, slot.stage, group)
+
+    def matrices(self, n: int, stage: int, group: int) -> tuple:
+        """16 rows by 32 bytes of a warp: four 8 x 8 matrices of 16 bits, of which a lane addresses a line."""
+        lane, tile = lane_index(), self.tile
+        row = group * ROWS + udiv(thread_index() % 128, 32) * 16
+        if self.transposed:
+            place = n * 16 + lane % 8 + udiv(lane, 16) * 8, row + udiv(lane, 8) % 2 * 8
+        else:
+            place = row + lane % 16, (2 * n + udiv(lane, 16)) * tile.chunk
+        return words_of(tile, stage, 0, tile.layout.position(place, tile.lines), self.transposed)
 
     def whole(self, sums: tuple) -> tuple:
         return quad(add, sums[0]), quad(add, sums[1])
 
 
-def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
-    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
-    lane = lane_index()
-    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    at = tile.layout.position((row, n * 16 + udiv(lane, 16) * 8), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage * (tile.stage_bytes // 2), at, 4, False))
-    return sums[0] + ((x[0] + x[1]) + (x[4] + x[5])), sums[1] + ((x[2] + x[3]) + (x[6] + x[7]))
+def add_matrix(sums: tuple, n: int, of: Any, stage: int, group: int) -> tuple:
+    x = apply(sum_of_word, split(of.matrices(n, stage, group), 4 // of.tile.size))
+    return sums[0] + (x[0] + x[2]), sums[1] + (x[1] + x[3])
+
+
+def words_of(tile: Any, stage: int, more: int, at: int, trans: bool) -> tuple:
+    """Of four matrices that a lane has a word of each the words' elements, in float32."""
+    return convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), tile.begin_of(stage) + more, at, 4, trans))
+
+
+def sum_of_word(x: tuple, n: int) -> Any:
+    if len(x) == 4:
+        return (x[0] + x[1]) + (x[2] + x[3])
+    if len(x) == 2:
+        return x[0] + x[1]
+    return x[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -52,7 +94,7 @@ def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
 # shared memory. From there every thread takes those of its columns, whichever warpgroup it is in.
 
 OCTET = 8                              # columns of a matrix that ldmatrix loads, and its lines
-AT_ONCE = 32                           # lines of four such matrices one below the other, or columns side by side
+AT_ONCE = 32                           # lines of four such matrices one below the other
 MEETING = 4                            # a named barrier; those of the consumers' ways out are 1 to 3
 
 
@@ -88,7 +130,7 @@ class ColumnSums(Component):
     @cached_property
     def steps(self) -> int:
         """Groups of four matrices that have all of a stage's elements of an octet."""
-        return (self.tile.columns if self.transposed else self.tile.lines) // AT_ONCE
+        return self.tile.columns // (4 * self.tile.chunk) if self.transposed else self.tile.lines // AT_ONCE
 
     def begin(self, value: float) -> tuple:
         """The value once a column: the first of the lanes that have parts of it begins with it."""
@@ -116,25 +158,31 @@ class ColumnSums(Component):
 
 
 def add_octet(sums: tuple, n: int, of: Any, stage: int, first: int) -> tuple:
-    at = stage * (of.tile.stage_bytes // 2)
-    if of.transposed:
-        return fold(of.steps, add_lines, sums, of.tile, at, first + n)
-    return fold(of.steps, add_columns, sums, of.tile, at, first + n)
+    return fold(of.steps, add_lines if of.transposed else add_columns, sums, of.tile, stage, first + n)
 
 
 def add_columns(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """32 lines of eight columns, of which a lane addresses one; the swizzle of a line is that of the 32nd behind it."""
-    at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage + n * AT_ONCE * tile.line, at, 4, False))
+    x = octet_of_columns(tile, n, stage, octet)
     return sums[0] + ((x[0] + x[2]) + (x[4] + x[6])), sums[1] + ((x[1] + x[3]) + (x[5] + x[7]))
 
 
+def octet_of_columns(tile: Any, n: int, stage: int, octet: int) -> tuple:
+    """32 lines of eight columns of 16 bits, of which a lane addresses one; the swizzle of a line is that of the 32nd behind
+    it."""
+    at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
+    return words_of(tile, stage, n * AT_ONCE * tile.line, at, False)
+
+
 def add_lines(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """Eight lines, 32 elements of each."""
+    x = apply(sum_of_word, split(octet_of_lines(tile, n, stage, octet), 4 // tile.size))
+    return (sums[0] + ((x[0] + x[1]) + (x[2] + x[3])),)
+
+
+def octet_of_lines(tile: Any, n: int, stage: int, octet: int) -> tuple:
+    """Eight lines, 64 bytes of each."""
     lane = lane_index()
-    at = tile.layout.position((octet * OCTET + lane % 8, n * AT_ONCE + udiv(lane, 8) * 8), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage, at, 4, False))
-    return (sums[0] + (((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))),)
+    at = tile.layout.position((octet * OCTET + lane % 8, (4 * n + udiv(lane, 8)) * tile.chunk), tile.lines)
+    return words_of(tile, stage, 0, at, False)
 
 
 def met(x: Any, n: int, of: Any) -> Any:
@@ -209,3 +257,316 @@ def put_column(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, th
     column = thread + n * store.threads
     if column < store.columns and part.n + column < part.columns:
         out[part.n + column] = convert(store.dtype, value)
+
+
+# --------------------------------------------------------------------------------------------------
+# The largest and smallest elements of rows and columns, of blocks in their stages. What an array does not have is zero in a
+# stage, so that threads leave out what lies behind its end.
+
+@dataclass(frozen=True)
+class RowExtremes(RowSums):
+    """The ``largest`` elements, or the smallest, of the rows of a staged block, as `RowSums` adds them up."""
+
+    largest: bool = True
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, 2, value)
+
+    def add(self, sums: tuple, slot: Any, group: int, limit: int) -> tuple:        # type: ignore[override]
+        """Of the first ``limit`` elements of each row."""
+        return fold(self.steps, keep_matrix, sums, self, slot.stage, group, limit)
+
+    def whole(self, sums: tuple) -> tuple:
+        return apply(extreme_of_quad, sums, self.largest)
+
+
+def keep_matrix(sums: tuple, n: int, of: RowExtremes, stage: int, group: int, limit: int) -> tuple:
+    x = of.matrices(n, stage, group)
+    return fold(len(x), keep_of_row, sums, x, of, 2 * n, limit)
+
+
+def keep_of_row(sums: tuple, i: int, x: tuple, of: RowExtremes, first: int, limit: int) -> tuple:
+    """Matrices are the upper one and the lower one of the first chunk, then those of the second."""
+    width = 4 // of.tile.size
+    at = (first + i // (2 * width)) * of.tile.chunk + lane_index() % 4 * width + i % width
+    if i // width % 2 == 0:
+        return kept(sums[0], x[i], at < limit, of.largest), sums[1]
+    return sums[0], kept(sums[1], x[i], at < limit, of.largest)
+
+
+def kept(best: Numeric, x: Numeric, is_there: bool, largest: bool) -> Any:
+    """The larger one, or the smaller one, or the one that is NaN."""
+    if largest:
+        return x if is_there and not (best >= x or best != best) else best
+    return x if is_there and not (best <= x or best != best) else best
+
+
+def extreme_of_quad(x: Numeric, n: int, largest: bool) -> Any:
+    x = kept(x, exchanged(x, 1), True, largest)
+    return kept(x, exchanged(x, 2), True, largest)
+
+
+@dataclass(frozen=True)
+class ColumnExtremes(ColumnSums):
+    """The same of columns, as `ColumnSums` adds them up."""
+
+    largest: bool = True
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, self.parts * self.octets, value)
+
+    def add(self, sums: tuple, slot: Any, group: int, limit: int) -> tuple:        # type: ignore[override]
+        if self.warps == 4 * self.consumers:
+            return self.kept_octets(sums, slot.stage, group, limit)
+        if group * 4 < self.warps:
+            return self.kept_octets(sums, slot.stage, group, limit)
+        return sums
+
+    def kept_octets(self, sums: tuple, stage: int, group: int, limit: int) -> tuple:
+        return join(apply(keep_octet, split(sums, self.parts), self, stage, self.first(group), limit))
+
+    def whole(self, sums: tuple) -> tuple:
+        return apply(extreme_of_column, sums, self)
+
+
+def keep_octet(sums: tuple, n: int, of: ColumnExtremes, stage: int, first: int, limit: int) -> tuple:
+    return fold(of.steps, keep_step, sums, of, stage, first + n, limit)
+
+
+def keep_step(sums: tuple, n: int, of: ColumnExtremes, stage: int, octet: int, limit: int) -> tuple:
+    if of.transposed:
+        lines = octet_of_lines(of.tile, n, stage, octet)
+        return fold(len(lines), keep_of_line, sums, lines, of, 4 * n, limit)
+    columns = octet_of_columns(of.tile, n, stage, octet)
+    return fold(len(columns), keep_of_column, sums, columns, of, n * AT_ONCE + udiv(lane_index(), 4), limit)
+
+
+def keep_of_line(sums: tuple, i: int, x: tuple, of: ColumnExtremes, first: int, limit: int) -> tuple:
+    width = 4 // of.tile.size
+    at = (first + i // width) * of.tile.chunk + lane_index() % 4 * width + i % width
+    return (kept(sums[0], x[i], at < limit, of.largest),)
+
+
+def keep_of_column(sums: tuple, i: int, x: tuple, of: ColumnExtremes, line: int, limit: int) -> tuple:
+    """Two neighbours of a line of each of four matrices, one below the other."""
+    is_there = line + i // 2 * 8 < limit
+    if i % 2 == 0:
+        return kept(sums[0], x[i], is_there, of.largest), sums[1]
+    return sums[0], kept(sums[1], x[i], is_there, of.largest)
+
+
+def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
+    if of.transposed:
+        return extreme_of_quad(x, n, of.largest)
+    x = kept(x, exchanged(x, 4), True, of.largest)
+    x = kept(x, exchanged(x, 8), True, of.largest)
+    return kept(x, exchanged(x, 16), True, of.largest)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums that tiles have parts of: rounds add to rows of an array, ``x[m] += value``, in float32.
+#
+#     for n in parallel(k.rows):
+#         for m in sequential(q.rows):
+#             ...
+#             sums += ds @ q[m]
+#             dq[m] += ds.T @ k[n]               # of all tiles
+#
+# A tile's rows are what the product sums over, so that each warpgroup's rows are a part of its left operand:
+#
+# 1. **A place "shared".** Warpgroups write their rows of ``ds`` into swizzled shared memory (stmatrix), and meet. Then each
+#    multiplies a part of the result, of all rows of the tile: 64 of its rows, or some of its columns. There are two such
+#    places, which rounds take in turn: who is at the barrier of a round has read what the round before the last wrote.
+# 2. **Reductions in global memory.** Threads add their sums (``red.global.add.v2.f32``), and wait for nothing.
+# 3. **An order.** The n-th tile of a stack adds to a block of rows when the one before it has. A counter of each block says
+#    how many have. A warp of the producer's looks after the turns: it waits for the counter, lets the consumers add, waits
+#    for them, and counts. In blocks that its tile's rounds do not visit it passes the turn on. The last tile sets the
+#    counter to 0, as it was. A tile waits for tiles of smaller numbers alone, which blocks take before, and all blocks run
+#    at once (the launch is cooperative), so that some tile can always go on. ``Mapping(ordered=False)`` leaves the order
+#    out, and with it the same bits.
+#
+# Source: Shah et al., "FlashAttention-3", 2024, whose gradient of queries is added up so, without an order.
+
+KEEPER = 32                            # the thread that looks after turns
+TURNS = "turn_counts"
+
+
+@dataclass(frozen=True)
+class ComputedTile(PanelTile):
+    """What warpgroups have computed, 64 lines each, in shared memory, where all of them take it as the transposed left
+    operand of a product: in two places, which rounds take in turn. ``barrier``: the named one at which they meet."""
+
+    barrier: int = 1
+
+    @cached_property
+    def transposed_layout(self) -> Swizzled:
+        return Swizzled(ColMajor(self.dtype), 2 * self.line)
+
+    def descriptor(self) -> int:
+        """Of the first place."""
+        line = 2 * self.line
+        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
+
+    def put(self, values: tuple, slot: Any, group: int, lines: int) -> None:
+        """A warpgroup's values; zeros behind so many ``lines`` of the tile, which a product sums over."""
+        words, row = pack_narrow(convert_all(self.dtype, values)), group * ROWS + own_row()
+        each(put_computed, split(words, 4), self, slot, group, row < lines, row + 8 < lines)
+        fence_async()
+
+    def meet(self) -> None:
+        named_barrier(self.barrier, 2 * self.lines)
+
+    def other(self, slot: Slot) -> Slot:
+        """The place of the next round."""
+        return Slot(1 - slot.stage, slot.phase)
+
+
+def put_computed(words: tuple, n: int, tile: ComputedTile, slot: Slot, group: int, upper: bool, lower: bool) -> None:
+    """16 lines by 16 columns of a warp."""
+    lane = lane_index()
+    line = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    place = tile.layout.position((line, n * 16 + udiv(lane, 16) * 8), tile.held) + slot.stage * (tile.stage_bytes // 2)
+    held = unpack_narrow(tile.dtype, apply(word_or_zeros, words, upper, lower))
+    stmatrix(shared(tile.dtype, tile.offset), 0, place, held, False)
+
+
+def word_or_zeros(word: int, i: int, upper: bool, lower: bool) -> Any:
+    """Two neighbours of a line that is there, or zeros."""
+    return word if (upper if i % 2 == 0 else lower) else word ^ word
+
+
+@dataclass(frozen=True)
+class AddedOut(Typed):
+    """Elements that are in range are added to what is there, from the registers: two of a row at a time."""
+
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
+        each(add_row, (0, 1), split(values, 2), part, matrix_of(out, part.stack))
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+def add_row(half: int, n: int, pairs: tuple, part: WarpgroupPart, out: Any) -> None:
+    """To one of a thread's two rows."""
+    row = part.m + own_row() + n * 8
+    if row < part.rows:
+        each(add_pair, pairs, n, out, (row, part.n + own_column()))
+
+
+def add_pair(pair: tuple, n: int, half: int, out: Any, place: tuple) -> None:
+    if n % 2 == half:
+        add_global(out, 1, place, (0, n // 2 * 8), pair)
+
+
+# -- passes: what is added, and its turns ---------------------------------------------------------------------------------
+
+def share(chain: Chain, kernel: KernelLimits) -> None:
+    """What rounds add becomes a product of what is in shared memory. Raises ValueError and TypeError, with the user's line,
+    for other sums, and ConfigError for a kernel without the place."""
+    cells = [c for c in chain.carried if isinstance(c, Added)]
+    chain.carried = [c for c in chain.carried if c not in cells]
+    places: dict[Value, Value] = {}
+    if cells and not kernel.uses_tma:
+        raise refused(ConfigError, f"{cells[0].store.parameter.name}[...] += ... in rounds: kernels of TMA and wgmma have a "
+                                   "place for it, and this one has not; use another program with tiles of these rows, or "
+                                   "operands that TMA takes", cells[0].store.line)
+    for c in cells:
+        d, name, own = c.out, c.store.parameter.name, (*chain.own_stacks, chain.index)
+        if tuple(c.store.key) != own or c.store.only is not None or len(c.store.parameter.shape) != len(own) + 1:
+            raise refused(ValueError, f"{name}[{shown(c.store.key)}] += ...; rounds add to their own rows, [{shown(own)}] "
+                                      "(only .reference(...) runs others)", c.store.line)
+        a, b = d.args[:2] if d.op == "dot" and d.args[2:] == (c.inside,) else (None, None)
+        is_computed = a is not None and a.op == "transpose" and loaded(a) is None
+        if not is_computed or b.op != "load" or chain.rows not in b.dims or a.dims[0] is not chain.index:
+            raise refused(ValueError, f"{name}[...] += a value that is no product of a computed value's transpose and the "
+                                      f"tile's rows, x.astype(dtype).T @ y[{chain.rows}] (only .reference(...) runs others)",
+                          c.store.line)
+        if np.dtype(c.store.parameter.dtype) != F32:
+            raise refused(TypeError, f"{name} has dtype {c.store.parameter.dtype}; tiles add up float32", c.store.line)
+        source = a.args[0]
+        while source.op == "cast":
+            source = source.args[0]
+        if source not in places:
+            dtype, called = np.dtype(b.data[0].dtype), f"{source.name or 'value'}_place"
+            places[source] = Value(SHARED, (source,), source.dims, dtype, called, d.line)
+            chain.body.insert(chain.body.index(source) + 1, places[source])
+        d.args, d.name = (places[source], b), d.name or c.inside.name
+        made = Value(ADDED, (d,), d.dims, c.store, "", c.store.line)
+        chain.body.insert(chain.body.index(d) + 1, made)
+        chain.added.append(made)
+
+
+def counts_of(chain: Chain, choice: ScheduleChoice) -> dict[str, ArrayInfo]:
+    """A counter for each block of rows that tiles add to in order, in memory of the stream's."""
+    if not choice.ordered:
+        return {}
+    length, rows = choice.blocks[chain.index.name], chain.sizes[chain.index.extent]
+    blocks, stacks = -(-rows // length), chain.count
+    if chain.index.piece is not None:
+        pieces = chain.sizes[chain.index.piece.of_loop.extent]
+        blocks, stacks = rows // length + pieces, stacks // max(1, pieces)
+    return {TURNS: described("counts", max(1, stacks * blocks), np.dtype(np.uint32))}
+
+
+class TurnKeeper(ProducerRole):
+    """One thread that lets consumers add when the tiles before have."""
+
+    def called(self, takes: list[str]) -> list[str]:
+        """How the kernel calls it, where there are turns."""
+        found = [f"        elif thread_index() == {KEEPER}:", f"            keep_turns({', '.join(takes)})"]
+        return found if self.choice.ordered else []
+
+    def text(self, takes: list[str]) -> list[str]:
+        if not self.choice.ordered:
+            return []
+        self.tiles()
+        said = '    """Turns at adding to an array: behind those of the tile before."""'
+        return [f"def keep_turns({', '.join(takes)}):", said, "    zero = thread_index() * 0",
+                "    at_turns = Slot(zero, zero + 1)", *self.lines, "", ""]
+
+    def begin_tile(self, joined: bool) -> None:
+        """It brings nothing."""
+
+    def range(self) -> None:
+        super().range()
+        chain, step, n = self.chain, self.step, self.n
+        rows, count = chain.rows.name, chain.extent_of(chain.rows)
+        blocks, stacks = f"blocks(sizes.{n}, {step})", chain.own_stacks
+        if chain.index.piece is not None:
+            piece = chain.index.piece.text()
+            blocks = f"(udiv(sizes.{n}, {step}) + sizes.{chain.index.piece.of_loop.name})"
+        which = ""
+        for stack in stacks:
+            which = f"({which} * sizes.{stack.name} + {stack.name})" if which else stack.name
+        first = f"{which} * {blocks}" if stacks else "0"
+        if chain.index.piece is not None:
+            first += f" + udiv({n}_origin, {step}) + {piece}"
+        self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}",
+                 f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
+
+    def events(self, part: list, guarded: bool, joined: bool = False) -> None:
+        if part is not self.order.round:
+            return
+        at = f"first_turn + udiv({self.n}, {self.step})"
+        self.put(f"await_counter({TURNS}, {at}, turn, \"acquire\")", "ring_turns.expect(at_turns, 0)",
+                 "at_turns = ring_turns.advance(at_turns)", "ring_turns.acquire(at_turns)",
+                 f"atomic_add({TURNS}, {at}, passed, \"release\")")
+
+    def end_rounds(self) -> None:
+        """Blocks that the tile's rounds do not visit."""
+        n, step = self.n, self.step
+        at = f"first_turn + udiv({n}, {step})"
+        ends = []
+        if self.has_end:
+            ends.append((f"{n} = {self.first} + blocks({self.end} - {self.first}, {step}) * {step}", self.extent))
+        if self.first != "0":
+            ends.append((f"{n} = 0 * tile", self.first))
+        for begin, end in ends:
+            self.put(begin, f"while {n} < {end}:", f"    await_counter({TURNS}, {at}, turn, \"acquire\")",
+                     f"    atomic_add({TURNS}, {at}, passed, \"release\")", f"    {n} = rolled({n} + {step})")
+
+    @property
+    def extent(self) -> str:
+        """The place behind the last block of the axis, or of the piece, wherever rounds end."""
+        chain = self.chain
+        return chain.stop if chain.index.piece is not None else f"sizes.{self.n}"

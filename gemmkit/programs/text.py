@@ -16,15 +16,18 @@ import numpy as np
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_whole_load
 from gemmkit.programs.collectives import BY_TMA, COLUMN, ROW, ROWS_OF
-from gemmkit.programs.launches import Printed
+from gemmkit.programs.mapping import Printed
 from gemmkit.programs.places import (
     Allocation,
     Await,
+    ColumnSum,
     Event,
     Fill,
     Multiply,
     Ordered,
+    Out,
     Places,
+    Promote,
     Read,
     Release,
     Ring,
@@ -33,8 +36,8 @@ from gemmkit.programs.places import (
     TilePlace,
     Wait,
 )
-from gemmkit.programs.trace import COMPARISONS, StoreStatement, Value
-from gemmkit.programs.values import Index, refused
+from gemmkit.programs.trace import COMPARISONS, Value
+from gemmkit.programs.values import Index, number_text, refused
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
 JOINTS = {"and": "{} and {}", "or": "{} or {}", "not": "not {}"}
@@ -323,14 +326,16 @@ IMPORTS = [
     ("gemmkit.lang.registers", "apply", ("apply",)),
     *(("gemmkit.programs.called", word, (word,)) for word in RETURNS.values()),
     ("gemmkit.programs.collectives", "row_value", ("row_value",)),
-    ("gemmkit.lang.aggregates", "convert", ("convert",)), ("gemmkit.programs.collectives", "F32", ("convert",)),
-    ("gemmkit.programs.collectives", "DirectOut", ("DirectOut",)),
-    ("gemmkit.programs.collectives", "OctetOut", ("OctetOut",)),
+    ("gemmkit.lang.aggregates", "convert", ("convert",)),
+    ("gemmkit.programs.collectives", "F32", ("convert", "convert_all")),
+    ("gemmkit.lang.aggregates", "convert_all", ("convert_all",)),
+    *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut", "OctetOut", "added")),
     ("gemmkit.programs.collectives", "WarpgroupPart", ()), ("gemmkit.programs.collectives", "Product", ()),
-    ("gemmkit.programs.sums", "RowSums", ("RowSums",)), ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
+    ("gemmkit.programs.collectives", "RowsOut", ("RowsOut",)),
     ("gemmkit.programs.collectives", "StagedTile", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
-    *(("gemmkit.programs.sums", name, (name,)) for name in ("ColumnSums", "ColumnValues", "ColumnsOut")),
+    *(("gemmkit.programs.sums", name, (name,)) for name in (
+        "ColumnExtremes", "ColumnSums", "ColumnValues", "ColumnsOut", "RowExtremes", "RowSums")),
     *(("gemmkit.ptx.arithmetic", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
     *(("gemmkit.ptx.barriers", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
@@ -345,7 +350,7 @@ OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "kernel", "math", "max", "min", "order", "place", "place_float", "produce", "rank", "ring", "row", "row_float",
     "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
 OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
-              "value_", KEPT, START)
+              "part_", "value_", KEPT, START)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -355,32 +360,6 @@ OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows
 #: has ended (compute capability 9.0 and above): the next one may begin, and this one waits for the one before. What begins a
 #: kernel is done under the end of another: 2048^3 takes 23.9 us in place of 25.8 (H200).
 EARLY = "grid_launch_dependents()", "grid_wait()"
-
-
-@dataclass(eq=False)
-class Out:
-    """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
-
-    store: StoreStatement
-    dtype: np.dtype
-    kind: str                          # the collective's name
-    pairs: bool
-    function: ElementFunction | None
-    sums: str                          # what is stored where there is no function
-
-    @property
-    def name(self) -> str:
-        return self.store.parameter.name
-
-
-@dataclass(frozen=True)
-class OutKind:
-    """How a result leaves: the collective's name, and what it is made for."""
-
-    kind: str
-    dtype: np.dtype
-    pairs: bool
-    columns: int
 
 
 def of_blocks(count: str, cluster: Cluster) -> str:
@@ -429,11 +408,11 @@ class Printer:
 
     def rows_of(self, name: str, row_sums: list[RowSum]) -> str:
         """The collective of a cell of rows' sums."""
-        return f"rows_of_{next(x.a.name for x in row_sums if self.places.rows[x.carried.after] == name)}"
+        return next(x.name for x in row_sums if self.places.rows[x.carried.after] == name)
 
     def columns_of(self, name: str) -> str:
         """The same of a cell of columns' sums."""
-        return f"columns_of_{self.places.column_sums(name)[0].b.name}"
+        return self.places.column_sums(name)[0].name
 
     # -- clusters -----------------------------------------------------------------------------------------------------
 
@@ -522,11 +501,10 @@ class Printer:
         for ring in self.memory.rings:
             self.put(0, *(self.staged(tile, ring) for tile in ring.rounds.tiles),
                      *([self.pipeline(ring)] if ring in self.distinct else []))
-            for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
-                self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
-            for name, transposed in {x.b.name: x.transposed for x in ring.rounds.column_sums}.items():
-                self.put(0, f"columns_of_{name} = ColumnSums({name}_tile, consumers={self.warpgroups}"
-                            f"{', transposed=True)' if transposed else ')'}")
+            for name, x in {x.name: x for x in ring.rounds.folded}.items():
+                how = f", consumers={self.warpgroups}" if isinstance(x, ColumnSum) else ""
+                how += ", transposed=True" if x.transposed else ""
+                self.put(0, f"{name} = {x.collective}({x.tile.name}_tile{how}{', largest=False' * (x.what == 'min')})")
             said = set()
             for product in ring.rounds.products:
                 if self.product(product) not in said:
@@ -630,7 +608,7 @@ class Printer:
     def filled(self, ring: Ring) -> list[str]:
         """Have a stage filled."""
         name, slot, tiles = self.ring(ring), self.slot(ring), [x for x in ring.rounds.tiles if x.lookup is None]
-        nbytes = sum(2 * math.prod(self.memory.blocks[x.name] for x in tile.dims) for tile in tiles)
+        nbytes = sum(tile.dtype.itemsize * math.prod(self.memory.blocks[x.name] for x in tile.dims) for tile in tiles)
         return [f"{name}.expect({slot}, {nbytes})",
                 *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.name}, "
                   f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}" for tile in tiles)]
@@ -671,11 +649,15 @@ class Printer:
         first = {name: next(p for r in self.memory.rings for p in r.rounds.products
                             if self.places.cells[p.carried.after] == name) for name in self.places.starts}
         for name, value in self.places.starts.items():
-            self.put(depth, f"{name} = {self.product(first[name])}.begin({value!r})")
+            held = str(int(value)) if name in self.places.integers else number_text(value)
+            self.put(depth, f"{name} = {self.product(first[name])}.begin({held})")
+            if any(rounds.promotes and self.places.cells[p.carried.after] == name for rounds in self.places.loops for p in
+                   rounds.products) and self.met:
+                self.put(depth, f"part_{name} = {self.product(first[name])}.begin(0.0)")
         for name, value in self.places.row_starts.items():
-            self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({value!r})")
+            self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({number_text(value)})")
         for name, value in self.places.column_starts.items():
-            self.put(depth, f"{name} = {self.columns_of(name)}.begin({value!r})")
+            self.put(depth, f"{name} = {self.columns_of(name)}.begin({number_text(value)})")
 
     def finish(self, depth: int) -> None:
         """What becomes of a tile's sums."""
@@ -688,39 +670,48 @@ class Printer:
 
     def events(self, depth: int, ring: Ring, events: Iterable[Event]) -> None:
         name, slot = self.ring(ring), self.slot(ring)
-        sums = list(dict.fromkeys(self.places.cells[p.carried.after] for p in ring.rounds.products))
+        part = "part_" if ring.rounds.promotes else ""
+        sums = list(dict.fromkeys(part + self.places.cells[p.carried.after] for p in ring.rounds.products))
         for event in events:
             if isinstance(event, Await):
                 self.put(depth, f"{name}.wait({slot})")
             elif isinstance(event, Start):
                 self.put(depth, "wgmma_fence()")
                 for product in event.products:
-                    cell = self.places.cells[product.carried.after]
+                    cell = part + self.places.cells[product.carried.after]
                     self.put(depth, f"{cell} = {self.product(product)}.multiply({cell}, {slot}, group, "
                                     f"{int(product not in event.fresh)})")
                 self.put(depth, "wgmma_commit()")
             elif isinstance(event, Read):
-                self.read(depth, ring, event)
+                self.read(depth, ring, event, any(events is loop.before for loop in self.loops))
             elif isinstance(event, Wait):
                 held = f"({', '.join(sums)}{',' if len(sums) == 1 else ''})"
                 self.put(depth, f"{held if len(sums) == 1 else held[1:-1]} = wgmma_wait({event.pending}, {held})")
+            elif isinstance(event, Promote):
+                self.put(depth, *(f"{x.removeprefix(part)} = added({x.removeprefix(part)}, {x})" for x in sums))
             elif isinstance(event, Release):
                 self.put(depth, f"{name}.release(before.stage)")
             else:
                 assert isinstance(event, Fill)                 # the producer's
 
-    def read(self, depth: int, ring: Ring, event: Read) -> None:
-        for row_sum in event.row_sums:
-            cell = self.places.rows[row_sum.carried.after]
-            self.put(depth, f"{cell} = rows_of_{row_sum.a.name}.add({cell}, {self.slot(ring)}, group)")
-        for column_sum in event.column_sums:
-            cell = self.places.columns[column_sum.carried.after]
-            self.put(depth, f"{cell} = columns_of_{column_sum.b.name}.add({cell}, {self.slot(ring)}, group)")
+    def read(self, depth: int, ring: Ring, event: Read, is_first: bool = False) -> None:
+        """The largest of a block's elements are those of elements that are there."""
+        end = f", sizes.{ring.rounds.index.name}{'' if is_first else f' - {ring.rounds.index.name}'}"
+        for x in (*event.row_sums, *event.column_sums):
+            cell = self.places.cell_of(x)
+            self.put(depth, f"{cell} = {x.name}.add({cell}, {self.slot(ring)}, group{end if x.what else ''})")
 
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
-        held = (f"{KEPT}{{}}.own(group)" if out.kind == "ColumnsOut" else "{}").format
-        values, lines = held(out.sums), []
+        as_they_are = out.dtype == np.int32 and made is None
+
+        def held(name: str) -> str:
+            """Sums of integers become float32 before anything is made of them."""
+            if out.kind == "ColumnsOut":
+                return f"{KEPT}{name}.own(group)"
+            return f"convert_all(F32, {name})" if name in self.places.integers and not as_they_are else name
+
+        values, lines = held(out.sums), list[str]()
         if made is not None:
             given = ", ".join(["", *self.given(made, out.kind)])
             if len(made.sums) > 1:
@@ -774,8 +765,12 @@ def printed(printer: Printer, title: str) -> Printed:
     stacks = [stack.name for stack in places.stacks]
     tile = m, n, *stacks
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
-    uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
-    uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
+    uses = {out.kind for out in outs} | ({"ColumnValues"} if places.column_starts else set())
+    uses |= {x.collective for rounds in places.loops for x in rounds.folded}
+    starts = *places.starts.values(), *places.row_starts.values(), *places.column_starts.values()
+    uses |= set() if all(map(math.isfinite, starts)) else {"math"}
+    uses |= {"convert_all"} if places.integers else set()
+    uses |= {"added"} if printer.met and any(rounds.promotes for rounds in places.loops) else set()
     uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings), *printer.uses}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}

@@ -6,6 +6,7 @@ import dis
 import math
 import sys
 from collections.abc import Callable, Iterator
+from collections.abc import Mapping as Names
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -44,7 +45,7 @@ from gemmkit.programs.values import (
 #: Operations that make conditions: of numbers, and of conditions.
 COMPARISONS, CONNECTIVES = frozenset({"lt", "le", "eq", "ne"}), frozenset({"and", "or", "not"})
 CONDITIONS = COMPARISONS | CONNECTIVES | {TEST}
-
+TF32 = "tf32"                          # float32 with 10 bits of mantissa, as tensor cores multiply it: no dtype of NumPy's
 
 #: What element-wise operations of a traced program compute.
 FUNCTIONS: dict[str, Any] = dict(
@@ -64,6 +65,7 @@ class Interpreter:
         self.cells: list[Cell] = []
         self.axes = Axes()
         self.stacks: tuple[Index, ...] = ()            # of the tiles
+        self.parts: list[tuple[Any, str]] = []         # products that sum over a tile's rows, and what is said of them
 
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -110,6 +112,11 @@ class Interpreter:
     def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
         """An index stands on an axis of an array."""
         self.axes.use(index, parameter, axis, key)
+
+    @contextmanager
+    def inlining(self, program: Any, mapping: Any) -> Iterator[Callable[..., Any]]:
+        """The function of a program that another one calls, which is read within. ``mapping`` is its own."""
+        yield program.function
 
     # -- checked here -------------------------------------------------------------------------------------------------
 
@@ -233,14 +240,16 @@ class Interpreter:
         elif inner[0] != inner[1] and not (isinstance(inner[0], Index) and inner[0].is_block_of(inner[1])):
             raise refused(ValueError, f"{said()}: the left operand has {inner[0]} and the right operand has {inner[1]} to "
                                       "sum over; both must be the same block")
-        refuse_parts(said, a.dims[1])
         rows, columns = a.dims[0], b.dims[1]
         if rows == columns:
             if isinstance(rows, Axis) or rows.of_tile:
                 raise refused(ValueError, f"{said()}: rows and columns of the product are the same block of {rows}; use two "
                                           "loops, or pass the array as two arguments")
             columns = self.twin(rows)
-        return self.compute("dot", (a, b), (rows, columns))
+        made = self.compute("dot", (a, b), (rows, columns))
+        if isinstance(a.dims[1], Index) and a.dims[1].of_tile:
+            self.parts.append((made, said()))
+        return made
 
     def twin(self, index: Index) -> Index:
         """The columns of a product whose rows are the same block of a round."""
@@ -272,10 +281,13 @@ class Interpreter:
 
     def cast(self, x: Any, dtype: Any) -> Any:
         x = self.lift(x)
+        if isinstance(dtype, str) and dtype == TF32:
+            return self.compute("cast", (x,), x.dims, TF32)
         try:
             found = np.dtype(dtype)
         except TypeError:
-            raise refused(TypeError, f"astype({dtype!r}): a dtype is needed, such as a.dtype or \"bfloat16\"") from None
+            raise refused(TypeError, f"astype({dtype!r}): a dtype is needed, such as a.dtype or \"bfloat16\"; of "
+                                     "an operand in float32 also \"tf32\"") from None
         if found.kind not in "fiu" and found != np.dtype("bfloat16"):
             raise refused(TypeError, f"astype({dtype!r}): values are real numbers and can be rounded to float16, bfloat16, "
                                      "...")
@@ -363,11 +375,21 @@ def called(function: Callable[..., None], given: dict[str, Any], arguments: dict
         raise explained(error, function.__code__, arguments) from error
 
 
-def refuse_parts(what: Callable[[], str], dim: Any) -> None:
+def refuse_parts(what: Callable[[], str], dim: Any, line: str = "") -> None:
     """Raises ValueError for a sum over the columns or rows that a tile has of an array: other tiles have the others."""
     if isinstance(dim, Index) and dim.of_tile:
         raise refused(ValueError, f"{what()} reduces {dim}, but a tile has only a part of it; loop over it with "
-                                  "sequential(...), or use tiles of whole rows")
+                                  "sequential(...), use tiles of whole rows, or add it to an array: x[m] += ...", line)
+
+
+def _check_parts(tracer: Tracer, loop: Loop) -> None:
+    """Raises ValueError for products that sum over a tile's rows and are not added to an array as they are."""
+    updates = [x.value for x in stores_of(loop) if x.read is not None]
+    for made, said in tracer.parts:
+        users = [x for one in loop.loops for x in one.body if isinstance(x, Value) and made in x.args]
+        is_kept = any(c.out is made for one in loop.loops for c in one.carried)
+        if is_kept or not users or any(user not in updates for user in users):
+            refuse_parts(lambda said=said: said, made.args[0].dims[1], made.line)      # type: ignore[misc]
 
 
 @contextmanager
@@ -411,6 +433,13 @@ class StoreStatement:
         """The array that says which rows of the result these are."""
         return next((index.lookup for index in self.key if index.lookup is not None), None)
 
+    @property
+    def read(self) -> Value | None:
+        """What an update adds to, ``x[m] += value``: the load of the elements that are stored; None of another store."""
+        such = [y for y in self.value.args if y.op == "load" and y.data[0] is self.parameter
+                and len(y.data[1]) == len(self.key) and all(a is b for a, b in zip(y.data[1], self.key))]
+        return such[0] if self.value.op == "add" and len(such) == 1 else None
+
 
 @dataclass(eq=False)
 class Carried:
@@ -439,6 +468,7 @@ class Loop:
     looked_up: str = ""                # that of rows which an array names
     updated: dict[str, StoreStatement] = field(default_factory=dict)   # results that are read before they are stored
     axes: Axes = field(default_factory=Axes)           # of a whole program
+    inlined: list[Inlined] = field(default_factory=list)           # programs that a program calls
 
     @property
     def loops(self) -> list[Loop]:
@@ -451,14 +481,29 @@ class Loop:
         return {index.extent: index.extent.length for loop in self.loops for index in loop.indices}
 
 
+@dataclass(eq=False)
+class Inlined:
+    """A call of a program in another one: its function, its mapping, if it has one, and the loops within; ``written``: their
+    indices, as the function calls them."""
+
+    name: str
+    function: Any
+    mapping: Any
+    loops: list[Loop] = field(default_factory=list)
+    written: dict[str, Index] = field(default_factory=dict)
+
+
 class Tracer(Interpreter):
-    """``names``: of a program's arguments that are functions, by their ids."""
+    """``names``: of a program's arguments that are functions, by their ids. ``variants``: which function a program that is
+    called is, by its name (`gemmkit.programs.Program.chosen`)."""
 
     kind = Value
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, names: dict[int, str], variants: Names[str, str]) -> None:
         super().__init__()
-        self.names = names
+        self.names, self.variants = names, variants
+        self.inlined: list[Inlined] = []
+        self.within: list[Inlined] = []                # calls that are being read, the innermost last
         self.callees: dict[tuple[int, str], Callee] = {}               # by functions' ids, and the arguments that they are
         self.bodies: list[list] = [[]]
         self.only: Index | None = None
@@ -471,6 +516,21 @@ class Tracer(Interpreter):
     def emit(self, made: Any) -> Any:
         self.bodies[-1].append(made)
         return made
+
+    @contextmanager
+    def inlining(self, program: Any, mapping: Any) -> Iterator[Callable[..., Any]]:
+        before, name = self.variants, program.function.__name__
+        if any(call.name == name for call in self.within):
+            raise refused(ValueError, f"{name} calls itself; a program's kernel has each call's code in it")
+        self.variants = {**(mapping.variants if mapping is not None else {}), **before}
+        call = Inlined(name, program.chosen(self.variants), mapping)
+        self.inlined.append(call)
+        self.within.append(call)
+        try:
+            yield call.function
+        finally:
+            self.within.pop()
+            self.variants = before
 
     def constant(self, x: Any) -> Value:
         return Value("const", data=float(x))
@@ -552,6 +612,8 @@ class Tracer(Interpreter):
                 index.piece, index.line = (rows.which, None) if rows.axis.table is None else (None, rows.which)
             self.reads.update((x.name, {()}) for x in (index.extent.offsets, index.extent.table) if x is not None)
         loop = self.emit(Loop(kind, indices, start=begin, stop=length))
+        for call in self.within:
+            call.loops.append(loop)
         user = sys._getframe(1)
         known = dict(user.f_locals)
         names = _carried_names(user.f_code, user.f_lasti)
@@ -580,7 +642,7 @@ class Tracer(Interpreter):
 
 
 @lru_cache(maxsize=256)
-def _accesses_of(code: CodeType) -> list[tuple[int, int, str, bool]]:
+def accesses_of(code: CodeType) -> list[tuple[int, int, str, bool]]:
     """Where a function's code names its variables: (offset, line, name, whether it is bound)."""
     found, line = [], code.co_firstlineno
     for x in dis.get_instructions(code):
@@ -598,7 +660,7 @@ def _carried_names(code: CodeType, at: int) -> dict[str, int]:
     """Names that the rounds of the loop ``at`` read before they bind them, with the lines where they bind them."""
     end = next((x.argval for x in dis.get_instructions(code) if x.offset == at and x.opname == "FOR_ITER"), 0)
     read, bound, found = set[str](), set[str](), dict[str, int]()
-    for offset, line, name, is_bound in _accesses_of(code):
+    for offset, line, name, is_bound in accesses_of(code):
         if at < offset < end:
             if not is_bound and name not in bound:
                 read.add(name)
@@ -641,13 +703,14 @@ def _give_names(known: dict[str, Any], loop: Loop, before: list, inside: list[Va
         raise refused(ValueError, "each index of a loop needs its own variable", loop.line)
 
 
-def trace(function: Any, arguments: dict[str, Any]) -> Loop:
+def trace(program: Any, arguments: dict[str, Any], variants: Names[str, str]) -> Loop:
     """The one parallel loop that a program is. ``arguments``: parameters, floating point numbers, which become run-time
-    scalars, and whatever else the function takes.
+    scalars, and whatever else the function takes. ``variants``: as a mapping has them.
 
     Raises what the words raise (ValueError, TypeError, with the user's line), and ValueError for another form.
     """
-    tracer, code = Tracer({id(x): name for name, x in arguments.items() if callable(x)}), function.__code__
+    function = program.chosen(variants)
+    tracer, code = Tracer({id(x): name for name, x in arguments.items() if callable(x)}, variants), function.__code__
     with entered(tracer):
         given = {name: Term(Value("scalar", data=name, name=name)) if isinstance(x, (float, np.floating)) else x
                  for name, x in arguments.items()}
@@ -666,10 +729,14 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
     if loop.carried:
         raise refused(ValueError, f"{loop.carried[0].cell!r} is made outside of the tiles, which cannot share it; make it "
                                   "inside the loop", loop.line)
+    _check_parts(tracer, loop)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
     loop.updated = {x.parameter.name: x for x in reversed(stores_of(loop)) if x.parameter.name in tracer.reads}
     _forget_axes(loop)
     loop.twice, loop.looked_up, loop.axes = tracer.twice, tracer.looked_up, tracer.axes
+    loop.inlined = tracer.inlined
+    for call in loop.inlined:
+        call.written = {index.name: index for each in call.loops for index in each.indices}
     return loop
 
 
@@ -692,7 +759,7 @@ def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: dict[str
     than where it is stored behind, or one of a stack's matrices would be stored for all."""
     stores = stores_of(loop)
     results = {store.parameter.name for store in stores}
-    for _, line, name, is_bound in _accesses_of(code):
+    for _, line, name, is_bound in accesses_of(code):
         if is_bound and name in arrays and name not in results and name not in reads:
             key = ", ".join(index.name for index in loop.indices)
             raise refused(ValueError, f"{name} is an array argument: {name} = ... only rebinds the name and stores nothing; "
@@ -701,7 +768,8 @@ def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: dict[str
         raise refused(ValueError, "nothing is stored; a program stores its results in arguments: y[m] = ...", loop.line)
     for store in stores:
         name = store.parameter.name
-        if reads.get(name, {store.key}) != {store.key} or (name in reads and not any(store is x for x in loop.body)):
+        is_apart = name in reads and store.read is None and not any(store is x for x in loop.body)
+        if reads.get(name, {store.key}) != {store.key} or is_apart:
             raise refuse_update(store)
         of_piece = [x.piece for x in store.key if isinstance(x, Index)]            # which is in no other's rows
         missing = next((x for x in loop.indices if x.stack and not any(y is x for y in (*store.key, *of_piece))), None)
@@ -717,15 +785,13 @@ def _forget_axes(loop: Loop) -> None:
     seen: set[int] = set()
     while pending:
         x = pending.pop()
-        if id(x) in seen:
-            continue
+        known = id(x) in seen
         seen.add(id(x))
         if isinstance(x, Loop):
-            pending += [*x.body, *(y for c in x.carried for y in (c.init, c.inside, c.out, c.after))]
+            pending += [*x.body, *(y for c in x.carried for y in (c.init, c.inside, c.out, c.after))] * (not known)
         elif isinstance(x, StoreStatement):
             pending.append(x.value)
-        else:
+        elif not known:
             x.dims = tuple(Axis(d.size) if isinstance(d, Axis) else d for d in x.dims)
-            if x.op == "coordinate" and isinstance(x.data, Axis):
-                x.data = Axis(x.data.size)
+            x.data = Axis(x.data.size) if x.op == "coordinate" and isinstance(x.data, Axis) else x.data
             pending += x.args

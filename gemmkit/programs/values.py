@@ -141,6 +141,11 @@ def current() -> Any:
     return found
 
 
+def is_entered() -> bool:
+    """Whether a program is being called."""
+    return _current.get() is not None
+
+
 def term(op: str, *given: Any) -> Term:
     """An operation of values, numbers and cells, which the current interpreter carries out."""
     return Term(current().make(op, *given))
@@ -641,6 +646,15 @@ def unique(wanted: str, taken: Collection[str]) -> str:
     'k_3'
     """
     return next(name for n in itertools.count(1) if (name := wanted if n == 1 else f"{wanted}_{n}") not in taken)
+
+
+def number_text(number: float) -> str:
+    """A number in a text.
+
+    >>> number_text(0.5), number_text(-math.inf)
+    ('0.5', '-math.inf')
+    """
+    return repr(number) if math.isfinite(number) else "math.nan" if math.isnan(number) else f"{'-' * (number < 0)}math.inf"
 
 
 def joined(op: str, dims: list[tuple]) -> tuple:

@@ -60,9 +60,9 @@ class WmmaSpec:
     def registers(self, operand: str) -> int:
         return self.count(operand) // (1 if self.dtype(operand) == F32 else 2)
 
-    def load_text(self, operand: str, layout: str) -> str:
+    def load_text(self, operand: str, layout: str, space: str = "shared") -> str:
         n = self.registers(operand)
-        return (f"wmma.load.{operand}.sync.aligned.{layout}.{self.shape}.shared.{PTX_NAME[self.dtype(operand)]} "
+        return (f"wmma.load.{operand}.sync.aligned.{layout}.{self.shape}.{space}.{PTX_NAME[self.dtype(operand)]} "
                 f"{braces(0, n)}, [${n}], ${n + 1};")
 
     def store_text(self, layout: str, space: str = "shared") -> str:
@@ -140,6 +140,61 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
     return Atom(f"wmma_load_{operand}_{layout}_{spec.name}", typer, emulate)
 
 
+def _line_address(c: Context, b: ir.IRBuilder, view: Any, v: Values, given: tuple, unit: int) -> tuple[Any, Any]:
+    """(the address of a tile in global memory, the distance of its lines in elements)."""
+    (base, offset), fields = given, proxy(c, b, view, v[0])
+    terms = [coordinates_of(c, b, base, v[1], view.coordinate), coordinates_of(c, b, offset, v[2], view.coordinate)]
+    address = b.ptrtoint(global_pointer(b, view, fields, terms, ir.IntType(8)), ir.IntType(64))
+    apart = getattr(fields, f"stride{1 - unit}")
+    return address, b.trunc(apart, i32) if apart.type != i32 else apart
+
+
+def _check_lines(view: Any, base: tuple, offset: tuple, unit: int, what: str) -> tuple[int, int]:
+    """In the emulator: the place of a tile, of whose lines each begins at a multiple of 16 bytes."""
+    thread = current()
+    i, j = (int(x) + int(y) for x, y in zip(base, offset))
+    for line, at in ([(view.steps[1 - unit], view.locate((i, j)))] if thread.lane == 0 else []):
+        if at % 16 or line % 16:
+            raise emulator.barriers.fault(
+                thread, f"{what} at {at:#x}, of lines {line} bytes apart: multiples of 16 are needed")
+    return i, j
+
+
+def load_global_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
+    """``load(view, base, offset) -> fragment``: from a matrix in global memory, as `store_global_atom` stores."""
+    unit = 1 if layout == "row" else 0
+
+    def typer(context: TypingContext, view: types.Type, base: types.Type, offset: types.Type) -> Any:
+        if not is_position(view, base, offset) or view.dtype != spec.dtype(operand) or view.unit != unit:
+            return None
+        result = _wide(spec, operand)
+        register = ir.FloatType() if spec.dtype(operand) == F32 else i32
+
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+            operands = list(_line_address(c, b, view, v, (base, offset), unit))
+            out = assembly(b, spec.load_text(operand, layout, "global"), [register] * spec.registers(operand), operands,
+                           memory=True)
+            return c.make_tuple(b, result, from_registers(b, out, c.get_value_type(result.dtype)))
+
+        return signature(result, view, base, offset), codegen
+
+    def emulate(view: Any, base: tuple, offset: tuple) -> tuple:
+        rows, columns = spec.extents(operand)
+        i, j = _check_lines(view, base, offset, unit, f"wmma.load.{operand}")
+        share = rows * columns // 32
+        line, along = divmod(current().lane * share, columns if unit else rows)
+        values = view.load(unit, (i + line, j + along) if unit else (i + along, j + line), share)
+
+        def meet(parts: list) -> list:
+            flat = np.array([x for part in parts for x in part], view.dtype)
+            matrix = flat.reshape(rows, columns) if unit else flat.reshape(columns, rows).T
+            return spec.deal(operand, np.ascontiguousarray(matrix))
+
+        return current().collective(f"wmma.load.{operand}.global", values, meet, sync=False)
+
+    return Atom(f"wmma_load_global_{operand}_{layout}_{spec.name}", typer, emulate)
+
+
 def store_atom(spec: WmmaSpec, layout: str) -> Atom:
     """``store(pointer, base, offset, stride, fragment)``."""
     def typer(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type, stride: types.Type,
@@ -181,12 +236,8 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
             return None
 
         def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            terms = [coordinates_of(c, b, base, v[1], view.coordinate), coordinates_of(c, b, offset, v[2], view.coordinate)]
-            fields = proxy(c, b, view, v[0])
-            address = b.ptrtoint(global_pointer(b, view, fields, terms, ir.IntType(8)), ir.IntType(64))
-            apart = getattr(fields, f"stride{1 - unit}")
-            operands = [address, *to_registers(b, elements(b, v[3], spec.count("c"))),
-                        b.trunc(apart, i32) if apart.type != i32 else apart]
+            address, apart = _line_address(c, b, view, v, (base, offset), unit)
+            operands = [address, *to_registers(b, elements(b, v[3], spec.count("c"))), apart]
             assembly(b, spec.store_text(layout, "global"), [], operands, memory=True)
             return c.get_dummy_value()
 
@@ -200,11 +251,7 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
             return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
 
         mine = thread.collective("wmma.store.d.global", fragment, meet, sync=False)
-        i, j = (int(x) + int(y) for x, y in zip(base, offset))
-        for line, at in ([(view.steps[1 - unit], view.locate((i, j)))] if thread.lane == 0 else []):
-            if at % 16 or line % 16:
-                raise emulator.barriers.fault(
-                    thread, f"wmma.store.d at {at:#x}, of lines {line} bytes apart: multiples of 16 are needed")
+        i, j = _check_lines(view, base, offset, unit, "wmma.store.d")
         line, along = divmod(thread.lane * len(mine), spec.extents("c")[unit])
         view.store(unit, (i + line, j + along) if unit else (i + along, j + line), tuple(mine))
 
@@ -237,6 +284,8 @@ SPECS = MappingProxyType({(shape, kind, acc): WmmaSpec(*shape, kind, acc)
                           for shape in SHAPES for kind, acc in ((F16, F32), (F16, F16), (BF16, F32))})
 LOAD = MappingProxyType({(key, operand, layout): load_atom(spec, operand, layout)
                          for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")})
+LOAD_GLOBAL = MappingProxyType({(key, operand, layout): load_global_atom(spec, operand, layout)
+                                for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")})
 STORE = MappingProxyType({(key, layout): store_atom(spec, layout)
                           for key, spec in SPECS.items() for layout in ("row", "col")})
 STORE_GLOBAL = MappingProxyType({(key, layout): store_global_atom(spec, layout)

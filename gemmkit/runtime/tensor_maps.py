@@ -171,7 +171,7 @@ def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tup
     _check_address(address)
     if min(dims) < 1 or max(dims) > _MAX_EXTENT:
         raise ValueError(f"dims={dims}: extents from 1 to 2**32 are needed")
-    steps = [step if extent > 1 else _ALIGNMENT for step, extent in zip(strides, dims[1:])]
+    steps = steps_of(dims, strides)
     for step in steps:
         if step % _ALIGNMENT or not 0 < step < _MAX_STRIDE:
             raise ValueError(f"strides_bytes={strides}: positive multiples of {_ALIGNMENT} below 2**40 are needed")
@@ -189,14 +189,29 @@ def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tup
     return made
 
 
+def driver_names(dtype: np.dtype, swizzle: int) -> tuple[str, str]:
+    """What cuda.h calls the elements' type, and the swizzle.
+
+    >>> driver_names(np.dtype("f2"), 0)
+    ('CU_TENSOR_MAP_DATA_TYPE_FLOAT16', 'CU_TENSOR_MAP_SWIZZLE_NONE')
+    """
+    return ("CU_TENSOR_MAP_DATA_TYPE_" + (_NAMES.get(dtype) or _NAMES_BY_SIZE[dtype.itemsize]),
+            "CU_TENSOR_MAP_SWIZZLE_" + (f"{swizzle}B" if swizzle else "NONE"))
+
+
+def steps_of(dims: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The strides as the driver takes them: along one element any will do, and it refuses some."""
+    return [step if extent > 1 else _ALIGNMENT for step, extent in zip(strides, dims[1:])]
+
+
 @functools.cache
 def _of_spec(dtype: np.dtype, box: tuple[int, ...], swizzle: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """What the driver is told of a spec: the kind of its elements, its box, and what comes behind."""
     from cuda.bindings import driver
 
     kinds, narrow = driver.CUtensorMapDataType, driver.cuuint32_t
-    kind = getattr(kinds, "CU_TENSOR_MAP_DATA_TYPE_" + (_NAMES.get(dtype) or _NAMES_BY_SIZE[dtype.itemsize]))
-    swizzled = getattr(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE_" + (f"{swizzle}B" if swizzle else "NONE"))
+    kind, swizzled = driver_names(dtype, swizzle)
+    kind, swizzled = getattr(kinds, kind), getattr(driver.CUtensorMapSwizzle, swizzled)
     return kind, [narrow(n) for n in box], (
         [narrow(1)] * len(box), driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -30,6 +30,7 @@ from gemmkit.specs.tensors import (
     TensorError,
     Threads,
     blocks,
+    cdiv,
     on,
     threads,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Threads",
     "UnaryPointwise",
     "blocks",
+    "cdiv",
     "instruction",
     "kernel",
     "local",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from math import gcd
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from gemmkit import shapes
 from gemmkit.components import Component, freeze
 from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.aggregates import convert
@@ -15,13 +21,35 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import DeviceFunctionType
 from gemmkit.lang.memory import coordinates_of
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
-from gemmkit.lang.registers import RegistersType, each, generate, join, split
-from gemmkit.lang.static import NotKnown, SplitType, known
+from gemmkit.lang.registers import RegistersType, apply, each, generate, interleave, join, split
+from gemmkit.lang.static import NotKnown, SplitType, known, traced
+from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
-from gemmkit.shapes import Shape, ShapeError, Step, local, shape
+from gemmkit.runtime.device import H100
+from gemmkit.shapes import CHUNK, NONE, Shape, ShapeError, Step, Swizzle, local, shape, span
 from gemmkit.specs import nodes
 from gemmkit.specs import nodes as steps
-from gemmkit.specs.tensors import GL, MMA, RF, Form, Line, Tensor, Threads, line_of
+from gemmkit.specs.nodes import HOME, LEVELS
+from gemmkit.specs.tensors import (
+    FR,
+    GL,
+    MMA,
+    OF_QUADS,
+    QP,
+    QUADS,
+    RF,
+    SH,
+    WMMA,
+    WR,
+    Form,
+    FragmentRole,
+    Line,
+    Tensor,
+    TensorError,
+    Threads,
+    line_of,
+    sums_of_warpgroup,
+)
 
 i32 = ir.IntType(32)
 
@@ -131,9 +159,11 @@ class InGlobal(Component):
 
 @dataclass(frozen=True)
 class InPartial(InGlobal):
-    """`InGlobal` of a matrix whose tiles may reach over its edge: there are zeros, and nothing is written (section 3.4)."""
+    """`InGlobal` of an array whose tiles may reach over its edge along the axes ``checked``: there are zeros, and nothing is
+    written (section 3.4)."""
 
     dtype: Any
+    checked: tuple = (0, 1)
 
     def load(self, tensor: Tensor) -> tuple:
         if is_inside(self, tensor):
@@ -157,27 +187,78 @@ class InPartial(InGlobal):
 
 
 def is_inside(line: InPartial, tensor: Any) -> bool:
-    """Whether all of a line is in the matrix."""
-    i, j = tensor.at
-    rows, columns = tensor.storage.shape
-    down, across = line.count * (1 - line.axis) + line.axis, line.count * line.axis + 1 - line.axis
-    return i + down <= rows and j + across <= columns
+    """Whether all of a line is in the array."""
+    return _are_inside(line, tensor.at, line.count, tensor.storage.shape)
+
+
+def _are_inside(line: InPartial, at: tuple, count: int, extents: tuple) -> bool:
+    return sum(apply(_fits, line.checked, line.axis, at, count, extents)) == len(line.checked)
+
+
+def _fits(axis: int, n: int, along: int, at: tuple, count: int, extents: tuple) -> int:
+    return 1 if at[axis] + (count if axis == along else 1) <= extents[axis] else 0
+
+
+@traced
+def _onward(line: Any, at: tuple, n: Any) -> tuple:
+    """The place of a line's element ``n``."""
+    return tuple(x + n if axis == line.axis else x for axis, x in enumerate(at))
 
 
 def _element_or_zero(n: int, line: InPartial, view: Any, at: tuple) -> Any:
-    i, j = at[0] + n * (1 - line.axis), at[1] + n * line.axis
-    rows, columns = view.shape
+    place = _onward(line, at, n)
     value = convert(line.dtype, 0)
-    if i < rows and j < columns:
-        value = view[i, j]
+    if _are_inside(line, place, 1, view.shape):
+        value = view[place]
     return value
 
 
 def _store_if_there(value: Any, n: int, line: InPartial, view: Any, at: tuple) -> None:
-    i, j = at[0] + n * (1 - line.axis), at[1] + n * line.axis
-    rows, columns = view.shape
-    if i < rows and j < columns:
-        view[i, j] = value
+    place = _onward(line, at, n)
+    if _are_inside(line, place, 1, view.shape):
+        view[place] = value
+
+
+@dataclass(frozen=True)
+class InScaled(InPartial):
+    """What is stored is scaled, and added to C: of `gemmkit.specs.tensors.on_scaled`."""
+
+    has_c: bool = False
+
+    def store(self, tensor: Tensor, values: tuple) -> None:
+        out, c, alpha, beta = tensor.storage
+        if self.has_c:
+            if _are_inside(self, tensor.at, self.count, out.shape):
+                old = load_global(c, self.axis, tensor.base, tensor.offset, self.count)
+            else:
+                old = generate(self.count, _element_or_zero, self, c, tensor.at)
+            values = apply(_scaled, split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2), alpha, beta)
+        else:
+            values = apply(_multiplied, values, alpha)
+        values = apply(_as_kind, values, self.dtype)
+        if _are_inside(self, tensor.at, self.count, out.shape):
+            store_global(out, self.axis, tensor.base, tensor.offset, values)
+        else:
+            each(_store_if_there, values, self, out, tensor.at)
+
+    def said(self, itemsize: int) -> str:
+        return f"{super().said(itemsize)}, of alpha x{' + beta c' if self.has_c else ''}"
+
+
+def _scaled(pair: tuple, n: int, alpha: Any, beta: Any) -> Any:
+    return alpha * pair[0] + beta * pair[1]
+
+
+def _multiplied(value: Any, n: int, alpha: Any) -> Any:
+    return alpha * value
+
+
+def _as(value: Any, n: int, like: Any) -> Any:
+    return like * 0 + value
+
+
+def _as_kind(value: Any, n: int, dtype: Any) -> Any:
+    return convert(dtype, value)
 
 
 @dataclass(frozen=True)
@@ -215,7 +296,11 @@ def access_of(form: Form) -> Any:
     if not isinstance(line, Line):
         raise ValueError(f"{form} {line}")
     if form.memory == GL:
-        return InPartial(line.axis, line.count, form.dtype) if form.is_partial else InGlobal(line.axis, line.count)
+        if form.scaling:
+            return InScaled(line.axis, line.count, form.dtype, form.partial_axes, form.scaling > 1)
+        if form.is_partial:
+            return InPartial(line.axis, line.count, form.dtype, form.partial_axes)
+        return InGlobal(line.axis, line.count)
     if form.memory == RF:
         return InRegisters(tuple(line.count if axis == line.axis else 1 for axis in range(form.rank)))
     return _shared_access(form, line)
@@ -338,6 +423,203 @@ def form_in_registers(form: Form, memory: str, role: Any) -> Form:
 
 
 # --------------------------------------------------------------------------------------------------
+# How a tile lies in shared memory: ``.storage``, ``.pad``, ``.layout`` and ``.swizzle`` of a move to SH, checked.
+#
+# A layout is dims:strides over a tile's coordinates, a swizzle a permutation of the elements' numbers behind it. `XOR` is
+# the swizzle that a layout asks for: chunks of 16 bytes change places along a line, by the line's number, so that eight
+# lines' chunks of one column lie in all 32 banks (they are what eight lanes of ldmatrix, or of 16-byte loads, read at
+# once).
+
+#: The swizzle by the numbers of lines.
+XOR = "xor"
+BANKS = 128                                                   # bytes that shared memory serves at a time
+
+
+def layout_of(step: nodes.Move, extents: tuple[int, int], order: str) -> Shape:
+    """The layout of a tile of these extents. Raises ScheduleError for one of other extents, or where elements meet."""
+    rows, columns = extents
+    if step.layout is None:
+        return Shape(extents, (columns + step.pad, 1) if order == nodes.ROW_MAJOR else (1, rows + step.pad))
+    if step.order is not None or step.pad:
+        raise step.refuse(".layout says how all elements lie; leave out .storage and .pad")
+    try:
+        made = step.layout if isinstance(step.layout, Shape) else Shape.parse(step.layout)
+    except ShapeError as error:
+        raise step.refuse(f".layout: {error}") from None
+    if made.extents != extents:
+        raise step.refuse(f".layout {made} is of {' x '.join(map(str, made.extents))}, and the tile is {rows} x {columns}")
+    offsets = made.offsets()
+    if len(set(offsets)) < len(offsets) or min(offsets) < 0:
+        raise step.refuse(f".layout {made} has two elements in one place, or one before the first")
+    return made
+
+
+def swizzle_of(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
+    """The swizzle of a tile with this layout. Raises ScheduleError where it is no permutation of the tile's elements, or
+    takes 16 bytes apart."""
+    if step.swizzle is None:
+        return NONE
+    if step.swizzle == XOR:
+        return _by_lines(step, layout, dtype)
+    count = 1 + sum(map(span, layout.modes))
+    try:
+        found = shapes.of_function(step.swizzle, count)
+    except ShapeError as error:
+        raise step.refuse(f".swizzle: {error}") from None
+    if found.terms and found.run * dtype.itemsize < CHUNK:
+        raise step.refuse(f".swizzle takes {CHUNK} bytes apart, {CHUNK // dtype.itemsize} elements that one access moves: "
+                          f"from {found.run} on elements change places")
+    return found
+
+
+def _by_lines(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
+    lines = [dim[0] for dim in layout.modes if len(dim) == 1]
+    along = next((extent for extent, stride in lines if stride == 1), 1)
+    apart = next((stride for _, stride in lines if stride != 1), 0)
+    chunk, size = max(1, CHUNK // dtype.itemsize), dtype.itemsize
+    chunks = gcd(along // chunk, BANKS // CHUNK)
+    if len(lines) < 2 or apart & (apart - 1) or along % chunk or chunks < 2:
+        raise step.refuse(f".swizzle(XOR) is of lines of 32 bytes and more, a power of two apart; {layout} of {dtype} has "
+                          "none; give a function of an element's number, or .pad")
+    shift = max(apart * size, BANKS) // CHUNK
+    return Swizzle((shift.bit_length() - 1, (chunks - 1) * chunk))
+
+
+# --------------------------------------------------------------------------------------------------
+# What the walk over a schedule allocates: operands on the way down, shared memory in use, and where an operand goes.
+
+class OperandForm(NamedTuple):
+    """An operand on the way down: its form, and the order in which its matrix lies."""
+
+    form: Form
+    order: str | None
+
+    def seen_as(self, form: Form) -> OperandForm:
+        return OperandForm(form, self.order)
+
+
+@dataclasses.dataclass
+class WalkState:
+    """What the walk collects."""
+
+    input: np.dtype
+    accumulator: np.dtype
+    threads: int | None = None
+    tile: tuple[int, int] | None = None                       # of a block
+    cursor: int = 0
+    shared_bytes: int = 0
+    depth: int | None = None                                  # of the steps whose number is known at run time
+    in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
+    is_ring: bool = False                                     # within a loop that TMA brings the tiles of
+    is_ahead: bool = False                                    # within a move that is a step ahead
+    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
+    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
+
+    def allocate(self, step: nodes.ScheduleStep, nbytes: int, alignment: int = 128) -> int:
+        at = -(-self.cursor // alignment) * alignment
+        self.cursor = at + -(-nbytes // 128) * 128
+        self.use(step, self.cursor)
+        return at
+
+    def use(self, step: nodes.ScheduleStep, nbytes: int) -> None:
+        self.shared_bytes = max(self.shared_bytes, nbytes)
+        if nbytes > H100.shared_memory_per_block:
+            raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
+                              "use smaller tiles")
+
+
+class OperandPlace(NamedTuple):
+    """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
+
+    operand: OperandForm
+    allocated: Form
+    offset: int
+    said: str
+
+
+def place_of(step: Any, operand: OperandForm, decomposition: tuple, level: str, state: WalkState,
+             other: OperandForm) -> OperandPlace:
+    """Where ``operand`` goes by a step of ``level``. Raises ScheduleError where that level cannot see the memory."""
+    form, memory = operand.form, step.memory
+    if LEVELS.index(HOME[memory]) < LEVELS.index(level):
+        raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
+    if memory == SH:
+        order = step.order or operand.order or other.order or nodes.ROW_MAJOR
+        layout = layout_of(step, form.extents, order)
+        swizzle = swizzle_of(step, layout, form.dtype)
+        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
+        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
+        return OperandPlace(OperandForm(made, order), made, state.allocate(step, made.bytes), said)
+    home = HOME[memory]
+    extents = form.extents if level == home else owned(step, decomposition, form.extents, level, home)
+    if memory == QP:
+        return _place_of_quads(step, operand, extents, state)
+    if memory == WR:
+        return _place_of_sums(step, operand, extents, state)
+    role = role_of(step, operand, extents, state) if memory == FR else None
+    seen = form_in_registers(form, memory, role)
+    allocated = seen.replaced(levels=(local(*extents),))
+    return OperandPlace(OperandForm(seen, operand.order if memory == FR else None), allocated, 0,
+                        f"{allocated} of each {home}")
+
+
+def _place_of_sums(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> OperandPlace:
+    """A warpgroup's: sums of floats are float32, whatever C is of, and those of integers int32."""
+    dtype = np.dtype(np.int32 if state.input.kind in "iu" else np.float32)
+    try:
+        allocated = sums_of_warpgroup(extents, dtype)
+    except TensorError as error:
+        raise step.refuse(str(error)) from None
+    seen = allocated.replaced(levels=(local(*operand.form.extents),))
+    return OperandPlace(OperandForm(seen, None), allocated, 0, f"{allocated} of each {HOME[WR]}")
+
+
+def _place_of_quads(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> OperandPlace:
+    name = "c" if isinstance(step, nodes.Accumulate) else "ab"[step.operand]
+    if state.input != np.float16 or state.accumulator != np.float32:
+        raise step.refuse(f"mma.m8n8k4 multiplies float16 and adds up float32, not {state.input} and {state.accumulator}")
+    if extents[0] % OF_QUADS[name][0] or extents[1] % OF_QUADS[name][1]:
+        raise step.refuse(f"{extents[0]} x {extents[1]} elements of a quad-pair are not whole fragments of "
+                          f"{' x '.join(map(str, OF_QUADS[name]))}")
+    role = FragmentRole(name, None, state.input, state.accumulator, QUADS)
+    seen = Form((local(*operand.form.extents),), QP, operand.form.dtype, role=role)
+    allocated = seen.replaced(levels=(local(*extents),))
+    return OperandPlace(OperandForm(seen, None), allocated, 0, f"{allocated} of each {HOME[QP]}")
+
+
+def ring_stages(step: Any, operand: OperandForm, count: int, shared_by: int,
+                state: WalkState) -> tuple[nodes.RingStages, str]:
+    """An operand's place in a ring of ``count`` stages: panels whose lines are the swizzle's, 128 bytes in a tile as wide.
+    Raises ScheduleError for a tile that TMA does not bring so."""
+    form, axis = operand.form, 1 if operand.order == nodes.ROW_MAJOR else 0
+    along, lines, size = form.extents[axis], form.extents[1 - axis], form.itemsize
+    width = next((w // size for w in (128, 64, 32) if along * size % w == 0), 0)
+    if not width:
+        raise step.refuse(f"lines of {along} elements of {size} bytes are not a multiple of 32 bytes, which wgmma reads")
+    if lines % (8 * shared_by) or lines // shared_by > 256:
+        raise step.refuse(f"a tile of {lines} lines{f' for {shared_by} blocks' if shared_by > 1 else ''}: for wgmma TMA "
+                          "brings multiples of 8 lines, 256 at most")
+    made = Form((local(*form.extents),), SH, form.dtype).in_lines(width * size, "row" if axis else "col")
+    nbytes = along * lines * size
+    at = state.allocate(step, nbytes * count, 1024)
+    said = (f"{step}.prefetch: {form} to {made.element}.SH, {made.layout}, {made.swizzle}, {count} stages, by "
+            "cp.async.bulk.tensor")
+    return nodes.RingStages(made, form.dtype, at, nbytes, axis, width, lines, along // width, shared_by), said
+
+
+def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> FragmentRole:
+    name = "c" if isinstance(step, nodes.Accumulate) else "ab"[step.operand]
+    role = FragmentRole(name, operand.order, state.input, state.accumulator, state.fragments)
+    key = (16, 16, 16), state.input, state.accumulator
+    if key not in wmma.SPECS:
+        raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
+                          "(sums of float32 or float16) and bfloat16 (float32)")
+    if extents[0] % 16 or extents[1] % 16:
+        raise step.refuse(f"{extents[0]} x {extents[1]} elements of a warp are not whole fragments of 16 x 16")
+    return replace(role, order=None) if name == "c" else role
+
+
+# --------------------------------------------------------------------------------------------------
 # Atomic specs: a spec that is not decomposed is an instruction, or it is refused (Graphene, section 5.2 and Table 2).
 #
 # An `Instruction` is a component whose `run` is device code. Its class says what a spec would have to be for it:
@@ -373,12 +655,12 @@ class Instruction(Component):
         return self.row.rpartition(": ")[2]
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
         """What a spec's parameters and forms have otherwise; nothing if this is the instruction."""
         raise NotImplementedError
 
     @classmethod
-    def of(cls, threads: Threads, *given: object) -> Instruction:
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
         """The instruction for them."""
         return cls()
 
@@ -404,7 +686,11 @@ def instruction(kind: str, *given: Any) -> Instruction:
     for number, cls in enumerate(_known[kind]):
         wrong = list(cls.differs(threads, *parameters, *forms))
         if not wrong:
-            return cls.of(threads, *parameters, *forms)
+            found = cls.of(threads, *parameters, *forms)
+            if freeze(found).leaves:                          # a kernel's arguments, of which a spec has none
+                raise NoAtom(f"{kind}: a function among its parameters refers to NumPy's numbers or to arrays; write "
+                             "Python's numbers, which take the type of what they are combined with")
+            return found
         missed.append((len(wrong), number, cls, wrong))
     missed.sort(key=lambda m: m[:2])
     nearest = [f"  {cls.row}\n    but {'; '.join(wrong)}" for _, _, cls, wrong in missed[:NEAREST]]
@@ -423,6 +709,11 @@ def _value_of(ty: object) -> Any:
     if isinstance(ty, DeviceFunctionType):
         return ty.function.function
     return known(ty)
+
+
+def _constant(value: Any) -> Any:
+    """A number of the emulator's as Python's, which an instruction is kept with."""
+    return value if isinstance(value, bool) else next((of(value) for of in (int, float) if isinstance(value, of)), value)
 
 
 def _arguments(kind: str, values: tuple) -> tuple:
@@ -455,7 +746,7 @@ def spec(kind: str, doc: str) -> nb.Atom:
         return signature(types.none, *args), codegen
 
     def emulate(*args: object) -> None:
-        at, values = _arguments(kind, tuple(getattr(x, "form", x) for x in args))
+        at, values = _arguments(kind, tuple(_constant(getattr(x, "form", x)) for x in args))
         run: Any = instruction(kind, *values)
         run.run(*args[at + 1:])
 

@@ -10,17 +10,25 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component, freeze
 from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.collectives.pipeline import CLUSTER as PER_CLUSTER
+from gemmkit.kernels.collectives.pipeline import THREAD as PER_THREAD
+from gemmkit.kernels.collectives.pipeline import Pipeline
+from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.sm90.family import TensorMapSlot
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.functions import freeze_array
+from gemmkit.lang.functions import Frozen, Kind, freeze_array, freeze_scalar
+from gemmkit.lang.functions import kind as kind_of
+from gemmkit.lang.registers import apply
+from gemmkit.lang.static import traced
 from gemmkit.plans.launch import Launch, Put, launch_of
-from gemmkit.ptx.memory import repoint, shared
-from gemmkit.ptx.special import barrier
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import describe
@@ -29,12 +37,32 @@ from gemmkit.runtime.launch import Launchable
 from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import accesses, nodes
 from gemmkit.specs import nodes as steps
-from gemmkit.specs.accesses import NoAtom, instruction
-from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, wait
-from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, ScheduleError, over, repeat
+from gemmkit.specs.accesses import NoAtom, OperandForm, OperandPlace, WalkState, instruction, place_of, ring_stages
+from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, CopiedStages, LoopedAhead, RegisterStages, ScheduleError, over
+from gemmkit.specs.nodes import QUADPAIR as AT_QUADPAIR
 from gemmkit.specs.nodes import THREAD as AT_THREAD
 from gemmkit.specs.nodes import WARP as AT_WARP
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, THREAD, WARP, Blocks, Form, Tensor, TensorError, Threads, allocate, on
+from gemmkit.specs.nodes import WARPGROUP as AT_WARPGROUP
+from gemmkit.specs.tensors import (
+    FR,
+    GL,
+    MMA,
+    QP,
+    QUADPAIR,
+    RF,
+    SH,
+    THREAD,
+    WARP,
+    WARPGROUP,
+    WR,
+    Blocks,
+    Form,
+    Grid,
+    GridAxis,
+    TensorError,
+    Threads,
+    on_storage,
+)
 
 if TYPE_CHECKING:
     from gemmkit.emulator.launch import Arena
@@ -76,6 +104,10 @@ class BlockKernel:
     blocks: int
     shared_bytes: int
     blocks_per_sm: int = 1
+    takes_one: bool = False                                   # the function takes the arrays as one tuple
+    maps: tuple = ()                                          # (which array, `nodes.RingStages`) of tensor maps
+    scalars: tuple = ()                                       # NumPy's, behind the arrays
+    cluster: int = 1
 
     def run(self, arrays: Sequence[ArrayParameter], stream: object = None) -> None:
         """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
@@ -97,8 +129,16 @@ class BlockKernel:
     def launchable(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], target: Any, ordinal: int = 0) -> Launchable:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
-        return Launchable(self.function, [freeze(self.component), *frozen], self.threads, self.blocks, target, ordinal,
-                          self.shared_bytes, blocks_per_sm=self.blocks_per_sm)
+        frozen = [in_one(frozen)] if self.takes_one else frozen
+        frozen += [freeze_scalar(x) for x in self.scalars]
+        maps = [slot.frozen for slot in self.map_slots(infos)]
+        return Launchable(self.function, [freeze(self.component), *frozen, *maps], self.threads, self.blocks, target,
+                          ordinal, self.shared_bytes, self.cluster, blocks_per_sm=self.blocks_per_sm)
+
+    def map_slots(self, infos: Sequence[ArrayInfo]) -> list[Any]:
+        """Its tensor maps, of arrays like these."""
+        return [TensorMapSlot(which, n, infos[which], stages.axis, stages.map_spec)
+                for n, (which, stages) in enumerate(self.maps)]
 
     def compile(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo]) -> Code:
         """PTX and machine code for an H100, without a GPU."""
@@ -117,8 +157,12 @@ class BlockKernel:
         def made(_current: object) -> Launch:
             with device.made_current(ordinal):
                 kernel = self.launchable(readonly, infos, device.current(), ordinal)
-            slots = enumerate(kernel.slot(n + 1) for n in range(len(arrays)))
-            return Launch(kernel, [Put(slot, n) for n, slot in slots if slot is not None])
+            counts = [len(freeze_array(info).leaves) for info in infos]
+            first: Any = kernel.slot(1)
+            maps = self.map_slots(infos)
+            places: Any = kernel.slots[len(kernel.slots) - len(maps):]
+            return Launch(kernel, [*(Put(slot, n) for n, slot in enumerate(accumulate(counts[:-1], initial=first))),
+                                   *(Put(slot, one.which, encoder=one.encoder) for slot, one in zip(places, maps))])
 
         key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
         where = current_stream(infos[0].library, ordinal, infos[0].stream) if stream is None else as_stream_handle(stream)
@@ -146,14 +190,24 @@ class Emulated(NamedTuple):
     def emulated(self, arrays: Sequence[ArrayParameter], arena: Arena) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
-        yield self.launchable, (self.spec, *views)
+        maps = [arena.map(slot, views[slot.which]) for slot in self.kernel.map_slots(self.infos)]
+        given = (tuple(views),) if self.kernel.takes_one else views
+        yield self.launchable, (self.spec, *given, *self.kernel.scalars, *maps)
+
+
+def in_one(arrays: Sequence[Frozen]) -> Frozen:
+    """Arrays as one argument, a tuple."""
+    text = ", ".join(str(array.kind) for array in arrays)
+    make = lambda: nb.types.BaseTuple.from_types([array.type for array in arrays])  # noqa: E731
+    made = kind_of(("tuple", text), lambda: Kind(f"({text})", make))
+    return Frozen(made, str(made), [leaf for array in arrays for leaf in array.leaves],
+                  [info for array in arrays for info in array.arrays])
 
 
 def example(shape: Sequence[int], dtype: np.dtype, order: str = "row") -> ArrayInfo:
-    """A matrix that is not there: what a kernel is compiled for without arrays."""
-    rows, columns = shape
-    strides = (columns, 1) if order == "row" else (1, rows)
-    return ArrayInfo(2**20, (rows, columns), strides, np.dtype(dtype), 0, False, "cupy")
+    """An array that is not there, the last dimension ("row") or the first fastest: what is compiled for without arrays."""
+    ahead = [math.prod(shape[n + 1:] if order == "row" else shape[:n]) for n in range(len(shape))]
+    return ArrayInfo(2**20, tuple(shape), tuple(ahead), np.dtype(dtype), 0, False, "cupy")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -182,13 +236,44 @@ def example(shape: Sequence[int], dtype: np.dtype, order: str = "row") -> ArrayI
 
 @dataclass(frozen=True)
 class Decomposition(Component):
-    """What the kernel is specialised by: the function, with the shapes that it is given."""
+    """What the kernel is specialised by: the function, with the shapes that it is given. ``along`` has, for each dimension
+    of a grid that is known at run time, (array, axis, step), or (count, 0, 0)."""
 
     without_value: ClassVar[tuple[str, ...]] = ("function",)
     function: Any
-    blocks: Blocks
+    blocks: Any
+    along: tuple
     threads: Threads
     forms: tuple
+
+
+def decomposed(spec: Any, arrays: tuple) -> None:
+    """A kernel whose grid is known."""
+    spec.function(spec.blocks, spec.threads, *tensors_on(arrays, spec.forms))
+
+
+def decomposed_at_run_time(spec: Any, arrays: tuple) -> None:
+    spec.function(grid_of(arrays[0], apply(_count, spec.along[1:], arrays)), spec.threads, *tensors_on(arrays, spec.forms))
+
+
+def _count(along: tuple, n: int, arrays: tuple) -> int:
+    which, axis, step = along
+    return over(arrays[which].shape[axis], step) if step > 0 else which
+
+
+@traced
+def grid_of(storage: Any, counts: tuple) -> Grid:
+    return Grid(storage, counts)
+
+
+@traced
+def tensors_on(arrays: tuple, forms: tuple) -> tuple:
+    return tuple(map(on_storage, arrays, forms))
+
+
+#: Of an extent along which a kernel loops what is known is that this many, or a part of them, divide it.
+DIVISOR = 256
+MOST_BLOCKS = 2**31 - 1
 
 
 class SpecKernel:
@@ -196,204 +281,134 @@ class SpecKernel:
 
     def __init__(self, function: Any, grid: tuple, block: tuple, shared_bytes: int):
         self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self._function, self._threads, self._shared_bytes = function, Threads((Shape(block),)), shared_bytes
         notes = inspect.get_annotations(function, eval_str=True)
         self.names = tuple(inspect.signature(function).parameters)[2:]            # behind blocks and threads
-        self.forms: tuple[Any, ...] = tuple(notes.get(name) for name in self.names)
-        wrong = next((name for name, form in zip(self.names, self.forms) if not isinstance(form, Form) or form.memory != GL),
-                     None)
-        if wrong is not None or len(self.forms) not in _ENTRIES:
-            raise TensorError(f"{self.__name__}({wrong or ''}): annotate each of 1 to {max(_ENTRIES)} tensors with its "
-                              "type, for example T[64, 64].fp16.GL")
-        decomposition = Decomposition(function, Blocks((Shape(grid),)), Threads((Shape(block),)), self.forms)
-        self._kernel = BlockKernel(_ENTRIES[len(self.forms)], decomposition, math.prod(block), math.prod(grid), shared_bytes)
+        self.grid = tuple(GridAxis(x, 1) if isinstance(x, str) else x for x in grid)
+        steps = {x.name: x.step for x in self.grid if isinstance(x, GridAxis)}
+        self.forms: tuple[Any, ...] = tuple(self._form(name, notes.get(name), steps) for name in self.names)
+        if not self.forms:
+            raise TensorError(f"{self.__name__}: give at least one tensor, for example A: T[64, 64].fp16.GL")
+        known = {of.name for form in self.forms for of in form.names if of is not None}
+        for x in self.grid:
+            if isinstance(x, GridAxis) and (x.name not in known or x.step != steps[x.name]):
+                why = f"goes along it in steps of {steps[x.name]} too" if x.name in known else (
+                    f"no tensor has an extent of that name (they have {', '.join(sorted(known)) or 'none'})")
+                raise TensorError(f"{self.__name__}: grid={grid}: {x.name}: {why}")
+        self._kernels: dict[tuple, Any] = {}
+
+    def _form(self, parameter: str, form: Any, steps: dict[str, int]) -> Form:
+        if not isinstance(form, Form) or form.memory != GL:
+            raise TensorError(f"{self.__name__}({parameter}): annotate each tensor with its type, for example "
+                              "T[64, 64].fp16.GL")
+        unnamed = any(extent is None and not (form.names and form.names[n]) for n, extent in enumerate(form.extents))
+        if unnamed:
+            raise TensorError(f"{self.__name__}({parameter}): {form} has an extent that is known at run time and has no "
+                              'name; write it, T["M", 64], and let the grid go along it: grid=(cdiv("M", 64),)')
+        return form.replaced(names=tuple(of and of._replace(step=steps.get(of.name)) for of in form.names))
 
     def __call__(self, *arrays: object, stream: object = None) -> None:
         """Run it on arrays, in the order of the tensors. Raises ValueError and TypeError for arrays that are not of their
-        types, before anything is compiled."""
+        types, or whose extents of one name differ, before anything is compiled."""
         if len(arrays) != len(self.forms):
             raise TypeError(f"{self.__name__} takes {len(self.forms)} arrays, not {len(arrays)}")
+        sizes: dict[str, tuple[int, str]] = {}
         for name, form, array in zip(self.names, self.forms, arrays):
             info = describe(array, name)
             if len(info.shape) != form.rank or any(e not in (None, size) for e, size in zip(form.extents, info.shape)):
                 raise ValueError(f"{name} has shape {info.shape}, and its type is {form}")
             if info.dtype != form.dtype:
                 raise TypeError(f"{name} has dtype {info.dtype}, and its type is {form}")
-        self._kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
+            for of, size in zip(form.names, info.shape):
+                if of is not None and sizes.setdefault(of.name, (size, name))[0] != size:
+                    raise ValueError(f"{name} has shape {info.shape}, and {of.name} is {sizes[of.name][0]} in "
+                                     f"{sizes[of.name][1]}; extents of one name must be equal")
+                if size >= 2**31:
+                    raise ValueError(f"{name} has shape {info.shape}; extents that are known at run time are below 2**31")
+        kernel = self._kernel({name: size for name, (size, _) in sizes.items()})
+        if kernel.blocks:                                     # no block has nothing to do
+            kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
 
-    def compile(self, *orders: str) -> Code:
-        """PTX and machine code for an H100, without a GPU; each matrix is row-major, or as ``orders`` ("row", "col") say."""
+    def _kernel(self, sizes: dict[str, int]) -> BlockKernel:
+        """The kernel for these sizes, and all that have as much in common with the tiles' steps."""
+        counts = tuple(-(-sizes[x.name] // x.step) if isinstance(x, GridAxis) else x for x in self.grid)
+        if (blocks := math.prod(counts)) > MOST_BLOCKS:
+            raise ValueError(f"{self.__name__}: {' x '.join(map(str, counts))} blocks are needed; a grid has {MOST_BLOCKS} "
+                             "at most")
+        divisors = {of.name: math.gcd(sizes[of.name], of.step or DIVISOR) for form in self.forms for of in form.names if of}
+        forms = tuple(form.replaced(names=tuple(of and of._replace(divisor=divisors[of.name]) for of in form.names))
+                      for form in self.forms)
+        if forms not in self._kernels:
+            if any(isinstance(x, GridAxis) for x in self.grid):
+                made = Decomposition(self._function, None, tuple(map(self._along, self.grid)), self._threads, forms)
+            else:
+                made = Decomposition(self._function, Blocks((Shape(self.grid),)), (), self._threads, forms)
+            entry = decomposed if made.blocks is not None else decomposed_at_run_time
+            self._kernels[forms] = BlockKernel(entry, made, self._threads.size, 0, self._shared_bytes, takes_one=True)
+        return dataclasses.replace(self._kernels[forms], blocks=blocks)
+
+    def _along(self, dimension: Any) -> tuple[int, int, int]:
+        if not isinstance(dimension, GridAxis):
+            return dimension, 0, 0
+        return *next((n, axis) for n, form in enumerate(self.forms) for axis, of in enumerate(form.names)
+                     if of is not None and of.name == dimension.name), dimension.step
+
+    def compile(self, *orders: str, **sizes: int) -> Code:
+        """PTX and machine code for an H100, without a GPU; each array is row-major, or as ``orders`` ("row", "col") say, and
+        extents with names are ``sizes`` (4096 if they are not given)."""
         orders = orders or ("row",) * len(self.forms)
-        infos = [example([e or 4096 for e in form.extents], form.dtype, order) for form, order in zip(self.forms, orders)]
-        return self._kernel.compile((False,) * len(infos), infos)
+        sizes = {of.name: sizes.get(of.name, 4096) for form in self.forms for of in form.names if of is not None}
+        infos = [example([sizes[of.name] if of is not None else extent
+                          for of, extent in zip(form.names or (None,) * form.rank, form.extents)], form.dtype, order)
+                 for form, order in zip(self.forms, orders)]
+        return self._kernel(sizes).compile((False,) * len(infos), infos)
 
 
 def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
     """Decorate a function of (blocks, threads, tensors...): ``grid`` and ``block`` are the shapes of its blocks and threads.
 
-    Raises TensorError where a tensor is not annotated with its type.
+    A dimension of the grid is a number, an extent's name (a block for each element), or ``cdiv("M", 64)``: a block for each
+    64 of M. Tiles that reach over an array's edge are predicated: reads give zeros there, and nothing is written.
+
+    Raises TensorError if a tensor is not annotated with its type, an extent that is known at run time has no name, or the
+    grid names an extent that no tensor has.
+
+    >>> import gemmkit, numpy as np
+    >>> from gemmkit import specs
+    >>> from gemmkit.specs import T, cdiv
+    >>> @specs.kernel(grid=(cdiv("M", 8),), block=(4,))
+    ... def double(blocks, threads, X: T["M"].fp32.GL, Y: T["M"].fp32.GL):
+    ...     (m,), (lane,) = blocks.indices(), threads.indices()
+    ...     x, y = X.tile(8)[m].tile(2)[lane], Y.tile(8)[m].tile(2)[lane]
+    ...     specs.BinaryPointwise("+", threads.scalar(), x, x, y)
+    >>> x, y = np.arange(9, dtype=np.float32), np.zeros(9, np.float32)
+    >>> with gemmkit.emulate():
+    ...     double(x, y)                                          # the second block has one element
+    >>> float(y[8])
+    16.0
     """
     return lambda function: SpecKernel(function, grid, block, shared_bytes)
-
-
-# -- entries ----------------------------------------------------------------------------------------------------------
-
-def _one(spec: Any, a: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]))
-
-
-def _two(spec: Any, a: Any, b: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]))
-
-
-def _three(spec: Any, a: Any, b: Any, c: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]), on(c, spec.forms[2]))
-
-
-def _four(spec: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]), on(c, spec.forms[2]),
-                  on(d, spec.forms[3]))
-
-
-_ENTRIES = {1: _one, 2: _two, 3: _three, 4: _four}
-
-
-# --------------------------------------------------------------------------------------------------
-# ``.prefetch``: what a step of a loop over K multiplies is brought during the step before (double buffering).
-#
-# Each of A and B has two stages in shared memory. A step begins with a barrier: its stage is full, and the other one has
-# been read. Then the next step's elements are asked for: by cp.async (`CopiedStages`), which is waited for before the next
-# barrier, or by loads to each thread's registers (`RegisterStages`), which are stored behind the step's products.
-
-@dataclass(frozen=True)
-class OperandStages(Component):
-    """An operand's two stages, ``nbytes`` each from ``offset`` on."""
-
-    form: Any
-    dtype: Any
-    offset: int
-    nbytes: int
-
-    def stage(self, i: int) -> Any:
-        """Where step ``i`` lies."""
-        return repoint(shared(self.dtype, self.offset), self.dtype, (i & 1) * self.nbytes)
-
-
-@dataclass(frozen=True)
-class CopiedStages(OperandStages):
-    """By cp.async: ``implementation`` starts the copies of a thread."""
-
-    implementation: Any
-
-    is_copied = True
-
-    def begin(self, i: int, source: Tensor, held: Tensor) -> None:
-        self.implementation.run((source, on(self.stage(i), self.form)))
-
-    def end(self, i: int, held: Tensor) -> None:
-        pass
-
-    @property
-    def registers(self) -> Any:
-        """Of which nothing is used."""
-        return Form((local(1, 1),), RF, self.dtype)
-
-
-@dataclass(frozen=True)
-class RegisterStages(OperandStages):
-    """By registers: ``load`` fills them, ``store`` empties them. Of ``allocated`` each thread has its own; all together they
-    are ``seen``."""
-
-    allocated: Any
-    seen: Any
-    load: Any
-    store: Any
-
-    is_copied = False
-
-    def begin(self, i: int, source: Tensor, held: Any) -> None:
-        self.load.run((source, held.seen_as(self.seen)))
-
-    def end(self, i: int, held: Any) -> None:
-        self.store.run((held.seen_as(self.seen), on(self.stage(i), self.form)))
-
-    @property
-    def registers(self) -> Any:
-        return self.allocated
-
-
-@dataclass(frozen=True)
-class LoopedAhead(Component):
-    """``.split(k)`` with both moves ``.prefetch``; ``count`` 0 is known at run time."""
-
-    k: int
-    count: int
-    is_unrolled: bool
-    a: Any
-    b: Any
-    inner: Any
-
-    def run(self, operands: tuple) -> None:
-        a_held, b_held = allocate(self.a.registers), allocate(self.b.registers)
-        begin(self, operands, 0, a_held, b_held)
-        end(self, 0, a_held, b_held)
-        if self.is_unrolled:
-            repeat(self.count, one_step, self, operands, self.count, a_held, b_held)
-        elif self.count > 0:
-            for i in range(self.count):
-                one_step(i, self, operands, self.count, a_held, b_held)
-        else:
-            count = over(operands[0].storage.shape[1], self.k)
-            for i in range(count):
-                one_step(i, self, operands, count, a_held, b_held)
-        barrier()                                             # who comes after may use the memory
-
-    @property
-    def has_copies(self) -> bool:
-        return self.a.is_copied or self.b.is_copied
-
-
-def one_step(i: int, node: LoopedAhead, operands: tuple, count: int, a_held: Tensor, b_held: Tensor) -> None:
-    # 1. The step is there: this thread's copies, then all threads'; and the other stage has been read.
-    if node.has_copies:
-        wait()
-    barrier()
-    # 2. The next one is asked for.
-    if i + 1 < count:
-        begin(node, operands, i + 1, a_held, b_held)
-    # 3. Products.
-    node.inner.run((on(node.a.stage(i), node.a.form), on(node.b.stage(i), node.b.form), operands[2]))
-    # 4. What has come to registers goes to the other stage.
-    if i + 1 < count:
-        end(node, i + 1, a_held, b_held)
-
-
-def begin(node: LoopedAhead, operands: tuple, i: int, a_held: Tensor, b_held: Tensor) -> None:
-    """Ask for step ``i``."""
-    node.a.begin(i, operands[0].part(ALL, node.k, 0, i, "base"), a_held)
-    node.b.begin(i, operands[1].part(node.k, ALL, i, 0, "base"), b_held)
-
-
-def end(node: LoopedAhead, i: int, a_held: Tensor, b_held: Tensor) -> None:
-    """What of step ``i`` is in registers goes to its stage."""
-    node.a.end(i, a_held)
-    node.b.end(i, b_held)
 
 
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
 PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
 WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_number, (AT_WARP, AT_THREAD): nodes.lane_number,
-           (BLOCK, AT_THREAD): nodes.thread_number}
+           (BLOCK, AT_THREAD): nodes.thread_number, (BLOCK, AT_WARPGROUP): nodes.warpgroup_number,
+           (AT_WARPGROUP, AT_WARP): nodes.warp_of_group, (AT_WARPGROUP, AT_THREAD): nodes.thread_of_group,
+           (AT_WARP, AT_QUADPAIR): nodes.quad_pair_number}
+SIZES = {AT_WARPGROUP: 128, AT_WARP: 32, AT_QUADPAIR: 8, AT_THREAD: 1}        # threads of a worker
 MOST_THREADS = 1024
 
 
 class KnownMatrix(NamedTuple):
-    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes, and
-    whether the kernel's tiles reach over its edge."""
+    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes,
+    whether the kernel's tiles reach over its edge, and how it is scaled."""
 
     dtype: np.dtype
     order: str
     alignment: int = 16
     is_partial: bool = False
+    scaling: int = 0                                          # of C: 1 if it is scaled by alpha, 2 if a C is added
 
 
 class LoweredPart(NamedTuple):
@@ -407,7 +422,7 @@ class LoweredPart(NamedTuple):
 class Lowered:
     """A kernel: ``root`` is its tree, ``text`` says what it does."""
 
-    root: nodes.Root
+    root: Any
     threads: int
     tile: tuple[int, int]
     depth: int
@@ -415,6 +430,8 @@ class Lowered:
     text: tuple[str, ...]
     in_shared: tuple[str, ...]
     blocks_per_sm: int = 1
+    maps: tuple = ()                                          # of A and B, if TMA brings them
+    cluster: int = 1
 
 
 def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
@@ -429,13 +446,17 @@ def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) ->
     if any(isinstance(step, steps.Move) and step.swizzle is not None for step in schedule.steps):
         state.fragments = MMA
     forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
-                  is_partial=x.is_partial)
+                  is_partial=x.is_partial, scaling=x.scaling)
              for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
     first = schedule.steps[0] if schedule.steps else None
     if schedule.kind != "MatMul" or not isinstance(first, steps.TileStep) or first.level != BLOCK:
         raise ScheduleError(f"a kernel is a MatMul that begins with .tile(rows, columns).to(Block), not with {first}"
                             + (f"\n  at {first.line}" if first is not None else ""))
     operands = [OperandForm(form, x.order) for form, x in zip(forms, (a, b, c))]
+    if any(isinstance(step, steps.SplitStep) and step.stages for step in schedule.steps):
+        return _in_ring(schedule, forms, operands, state)
+    if first.cluster > 1:
+        raise first.refuse(".cluster is of a kernel whose .split has .stages: blocks share what TMA brings")
     part = _lower(schedule, schedule.steps, operands, KERNEL, state)
     if state.threads is None:
         raise first.refuse("no step goes .to(Warp) or .to(Thread): how many threads a block has is not said")
@@ -444,6 +465,74 @@ def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) ->
     size = f"{state.threads} threads a block, {state.shared_bytes} bytes of shared memory"
     return Lowered(nodes.Root(part.node, *forms), state.threads, state.tile, state.depth or 1, state.shared_bytes,
                    (head, *part.text, size), tuple(state.in_shared), first.blocks_per_sm)
+
+
+def _in_ring(schedule: Finished, forms: list[Form], operands: list[OperandForm], state: WalkState) -> Lowered:
+    """A kernel whose tiles TMA brings, and wgmma multiplies: `nodes.Pipelined`."""
+    block, sums, split, *moves = schedule.steps[:5]
+    at = next(step for step in schedule.steps if isinstance(step, steps.SplitStep) and step.stages)
+    if at is not split or not isinstance(sums, steps.Accumulate) or sums.memory != WR:
+        raise at.refuse(".stages is of the .split behind .tile(...).to(Block) and .accumulate_in(WR, ...)")
+    if [getattr(move, "operand", None) for move in moves] not in ([0, 1], [1, 0]) or not all(
+            move.memory == SH and move.prefetch for move in moves):
+        raise at.refuse("the moves of A and B to SH follow a .split with .stages, both of them .prefetch")
+    for move in moves:
+        how = move.implementation
+        if any((how.steps, how.micro, move.through, move.pad, move.layout, move.swizzle, move.order, move.no_sync)):
+            raise move.refuse("TMA brings a tile in swizzled lines, without threads: .move(A, SH, Move.done).prefetch")
+    if at.sync or at.unroll:
+        raise at.refuse("barriers of the stages order the steps; leave out .sync and .unroll")
+    rows, columns, k = block.rows, block.columns, split.k
+    if isinstance(rows, tuple) or isinstance(columns, tuple):
+        raise block.refuse("TMA brings whole tiles; give numbers, not pieces apart")
+    if block.cluster > 1 and (block.order == steps.ROW_MAJOR or (isinstance(block.order, steps.Bands)
+                                                                  and block.order.rows % block.cluster)):
+        raise block.refuse(f".cluster({block.cluster}): blocks that follow each other need tiles of neighbouring rows; add "
+                           f".layout(ColMajor), or Bands of a multiple of {block.cluster} rows")
+    if block.swizzle is not None:
+        raise block.refuse(".swizzle: a permutation of tiles whose number is known at run time is not checked; use "
+                           ".layout(ColMajor) or .layout(Bands(16))")
+    state.tile, state.depth = (rows, columns), k
+    tiles = [x.seen_as(x.form.tile(*tiler).inner) for x, tiler in zip(operands, ((rows, k), (k, columns), (rows, columns)))]
+    found: dict[int, Any] = {}
+    text: list[str] = []
+    for move in moves:
+        shared_by = block.cluster if move.operand else 1
+        found[move.operand], said = ring_stages(move, tiles[move.operand], split.stages, shared_by, state)
+        text.append(said)
+    place = place_of(sums, tiles[2], sums.begin.steps, BLOCK, state, tiles[2])
+    accesses.check(sums, schedule.steps[5:], (rows, columns), BLOCK)
+    state.is_ring = place.allocated.extents[0] == 64          # one fragment a warpgroup, whose products may be under way
+    parts = [OperandForm(found[0].form, None), OperandForm(found[1].form, None), place.operand]
+    inner = _lower(schedule, schedule.steps[5:], parts, BLOCK, state)
+    state.is_ring = False
+    before = len(state.in_shared)
+    begin = _lower(sums.begin, sums.begin.steps, [place.operand], BLOCK, state)
+    end = _lower(sums.end, sums.end.steps, [place.operand, tiles[2]], BLOCK, state)
+    if len(state.in_shared) > before or sums.end.micro is not None:
+        raise sums.refuse("the sums of a kernel with .stages go straight to GL: the warp that asks for copies meets no "
+                          "barrier")
+    assert state.threads is not None
+    if state.threads + 32 > MOST_THREADS:
+        raise block.refuse(f"{state.threads} threads and a warp that asks for copies; a block has {MOST_THREADS} at most")
+    consumers = state.threads // 128
+    cluster = Cluster(m=block.cluster)
+    offset = state.allocate(at, 16 * split.stages)
+    readers = PER_CLUSTER if block.cluster > 1 else PER_THREAD
+    ring = Pipeline(split.stages, offset, 1, consumers * block.cluster, readers=readers, cluster=cluster)
+    order = block.order if isinstance(block.order, steps.Bands) else (
+        nodes.column_first if block.order == steps.COLUMN_MAJOR else nodes.row_first)
+    tree = nodes.Pipelined(nodes.TileGrid(nodes.parts_of_matmul, rows, columns, 0, 0, ()), k, ring, found[0], found[1],
+                           place.operand.form, place.allocated, begin.node, inner.node, end.node, state.threads // 32, order,
+                           nodes.same, block.cluster)
+    lines = (_spec("MatMul", operands, KERNEL), f"{block}: a tile after the other for each {BLOCK}, a multiprocessor's",
+            *_under(f"{sums}: sums in {place.said}", begin),
+            *_under(f"{split}.stages({split.stages}), awaited and released by mbarriers", LoweredPart(None, tuple(text)),
+                    inner),
+            *_under("at the end", end),
+            f"{state.threads} threads a block and a warp that asks for copies, {state.shared_bytes} bytes of shared memory")
+    return Lowered(nodes.RingRoot(tree, *forms), state.threads + 32, (rows, columns), k, state.shared_bytes, lines,
+                   tuple(state.in_shared), block.blocks_per_sm, ((0, found[0]), (1, found[1])), block.cluster)
 
 
 def _lower(schedule: Finished, rest: tuple, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
@@ -476,11 +565,14 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
         by = nodes.MatMulBy if kind == "MatMul" else nodes.MoveBy
         if kind == "Init":
             raise ScheduleError(f"{said}: an Init has no micro-kernel")
+        if any(operand.form.scaling for operand in operands):
+            raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which stores sums as "
+                                f"they are; alpha, beta and c need a Move that ends with an instruction\n  at {line}")
         if any(operand.form.is_partial for operand in operands):
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
         return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
-    threads = {AT_THREAD: THREAD, AT_WARP: WARP}.get(level)
+    threads = {AT_THREAD: THREAD, AT_WARP: WARP, AT_WARPGROUP: WARPGROUP, AT_QUADPAIR: QUADPAIR}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
                             f".to(Thread)\n  at {line}")
@@ -489,6 +581,8 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
     except NoAtom as error:
         further = "\n(By registers anything goes a step ahead: .prefetch.through(RF).)" if state.is_ahead else ""
         raise ScheduleError(f"{error}{further}\n  at {line}") from None
+    if state.is_ring and kind == "MatMul":
+        found = found.one_behind                              # type: ignore[attr-defined]
     node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
     return LoweredPart(node, (f"{said}: {found.becomes}",))
 
@@ -512,7 +606,7 @@ def _tile(schedule: Finished, step: steps.TileStep, rest: tuple, operands: list[
     hows = [_how(step, name, operand.form, level, (r, c), rest, state) for name, operand in zip(NAMES[kind], operands)]
     parts = [operand.seen_as(operand.form.part(tiler) if how not in ("base", "offset") else operand.form.tile(*tiler).inner)
              for operand, tiler, how in zip(operands, tilers, hows)]
-    in_registers = any(operand.form.memory in (RF, FR) for operand in operands)
+    in_registers = any(operand.form.memory in (RF, FR, WR, QP) for operand in operands)
     if not rest and _is_block(schedule, step, operands, level):
         return _leaf(schedule, operands, level, state)
     inner = _lower(schedule, rest, parts, step.level or level, state)
@@ -544,17 +638,18 @@ def _check_workers(step: steps.TileStep, level: str, count: int, tile: tuple[int
     """Whether there are as many workers as tiles: the first steps say how many there are."""
     at = step.level
     if (level, at) not in WORKERS:
-        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warp, to Thread")
+        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warpgroup, to Warp, "
+                          "to QuadPair or Thread")
     if at == BLOCK:
         state.tile = tile
         return
-    there = 32 if level == AT_WARP else state.threads
-    each = 32 if at == AT_WARP else 1
+    there = state.threads if level == BLOCK else SIZES[level]
+    each = SIZES[at]                                          # type: ignore[index]
     if there is None:
         state.threads = there = count * each
         if there > MOST_THREADS:
             raise step.refuse(f"{there} threads are needed, and a block has {MOST_THREADS} at most; use larger tiles")
-    workers = there if level == AT_WARP else there // each
+    workers = there // each
     if count != workers:
         raise step.refuse(f"{count} tiles for {workers} of {at}; give tiles so that each has one")
     if step.swizzle is not None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import field, replace
-from math import gcd
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit import shapes
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import each, split
 from gemmkit.ptx import wmma
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
+from gemmkit.ptx.mma import C_8X8, by_columns, by_rows, ldmatrix, map_c, mma_quad_pair
 from gemmkit.ptx.mma import MMA as MMA_SYNC
-from gemmkit.ptx.mma import by_columns, by_rows, ldmatrix, map_c
 from gemmkit.ptx.special import lane_index, udiv
-from gemmkit.runtime.device import H100
-from gemmkit.shapes import CHUNK, NONE, Shape, ShapeError, Swizzle, local, span
-from gemmkit.specs import accesses, nodes
 from gemmkit.specs.accesses import (
     InShared,
     Instruction,
@@ -35,10 +29,27 @@ from gemmkit.specs.accesses import (
     memory_is,
     write_registers,
 )
-from gemmkit.specs.nodes import HOME, LEVELS
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, FragmentRole, Line, Tensor, Threads, is_linear, line_of
+from gemmkit.specs.tensors import (
+    FR,
+    GL,
+    MMA,
+    OF_QUADS,
+    QP,
+    RF,
+    SH,
+    WMMA,
+    Form,
+    FragmentRole,
+    Line,
+    Tensor,
+    Threads,
+    is_linear,
+    line_of,
+)
 
 SIDE = 16                                                     # of a wmma fragment
+#: Where a lane's sums of a quad-pair begin, and where the further ones lie from there.
+QUAD_LANES, QUAD_VALUES = C_8X8.thread_shape, C_8X8.value_shape
 
 
 def _lines(src: Form, dst: Form) -> Iterator[str]:
@@ -67,7 +78,7 @@ class MoveLine(Instruction):
     itemsize: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 1)
         yield from memory_is("the source", src, GL, SH, RF)
@@ -75,7 +86,7 @@ class MoveLine(Instruction):
         yield from _lines(src, dst)
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         src, dst = given
         return cls(access_of(src), access_of(dst), src.itemsize)
 
@@ -100,7 +111,7 @@ class CopyLine(Instruction):
     count: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 1)
         yield from memory_is("the source", src, GL)
@@ -123,7 +134,7 @@ class CopyLine(Instruction):
             yield f"the elements are no neighbours in shared memory, or not aligned: {dst.layout}"
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         return cls(count_of(given[0]))
 
     def run(self, src: Tensor, dst: Tensor) -> None:
@@ -134,35 +145,75 @@ class CopyLine(Instruction):
 @atomic("Move")
 @dataclass(frozen=True)
 class LoadMatrices(Instruction):
-    """Fig. 1: each lane has the address of a row, and gets two elements of four 8 x 8 matrices."""
+    """Fig. 1: each lane has the address of a line of 16 bytes, and gets 32 bits of each of one, two or four matrices of
+    eight lines. Lines are rows or columns, and so are the 32 bits; 16-bit elements may be turned from one to the other."""
 
-    row: ClassVar[str] = "Move [32].thread [1,8].fp16.SH -> [2,2].[1,2].fp16.RF: ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    row: ClassVar[str] = ("Move [32].thread [1,8].fp16.SH -> [2,2].[1,2].fp16.RF: ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+                          "(.x1 to [1,2], .x2 to [2,1].[1,2]; .trans to [2,1]; of 8 and 32 bits [1,16] to [1,4], [1,4] to "
+                          "[1,1])")
+    outer: tuple
+    inner: tuple
+    is_transposed: bool
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 32)
         yield from memory_is("the source", src, SH)
         yield from memory_is("the destination", dst, RF)
-        yield from levels_are("the source", src, (1, 8))
-        yield from levels_are("the destination", dst, (2, 2), (1, 2))
-        if src.dtype != dst.dtype or src.itemsize != 2:
-            yield f"{src.dtype} goes to {dst.dtype}: elements of 16 bits are moved"
-        if src.layout is not None and count_of(src) == 8 and not _has_whole_rows(src):
+        if src.dtype != dst.dtype or src.itemsize not in (1, 2, 4):
+            yield f"{src.dtype} goes to {dst.dtype}: elements of 8, 16 or 32 bits are moved"
+            return
+        line, part = 16 // src.itemsize, 4 // src.itemsize
+        if len(src.levels) != 1 or src.extents not in ((1, line), (line, 1)):
+            yield f"the source is {src}, not [1,{line}] or [{line},1]"
+        outer, inner = _matrices(dst)
+        if inner not in ((1, part), (part, 1)) or len(outer) != 2 or math.prod(outer) not in (1, 2, 4):
+            yield f"the destination is {dst}, not [2,2].[1,{part}], [2,1].[1,{part}], [1,{part}] or the same of [{part},1]"
+        elif src.itemsize != 2 and (src.extents[0] == 1) != (inner[0] == 1):
+            yield f"elements of {8 * src.itemsize} bits are not turned from rows to columns, as those of 16 bits are"
+        if src.layout is not None and count_of(src) == line and not _has_whole_rows(src):
             yield f"a row is not 16 bytes of neighbours, aligned, in the layout {src.layout}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        src, dst = given
+        outer, inner = _matrices(dst)
+        return cls(outer, inner, src.itemsize == 2 and (src.extents[0] == 1) != (inner[0] == 1))
+
+    @property
+    def becomes(self) -> str:
+        trans = ".trans" if self.is_transposed else ""
+        return f"ldmatrix.sync.aligned.m8n8.x{self.outer[0] * self.outer[1]}{trans}.shared.b16"
+
+    @property
+    def count(self) -> int:
+        return int(self.outer[0] * self.outer[1])
+
+    @property
+    def each(self) -> int:
+        return int(self.inner[0] * self.inner[1])
 
     def run(self, src: Tensor, dst: Tensor) -> None:
         base, offset = src.element_at
-        values = ldmatrix(src.storage, base, offset, 4, False)
-        for i in range(2):
-            for j in range(2):
-                n = 4 * i + 2 * j
-                write_registers(dst.storage, dst[i, j].at, (1, 2), (values[n], values[n + 1]))
+        each(_keep_matrix, split(ldmatrix(src.storage, base, offset, self.count, self.is_transposed), self.each), self, dst)
+
+
+def _keep_matrix(values: tuple, n: int, load: LoadMatrices, dst: Tensor) -> None:
+    i = n // load.outer[1]
+    down, across = i * load.inner[0], (n - i * load.outer[1]) * load.inner[1]
+    write_registers(dst.storage, (dst.at[0] + down, dst.at[1] + across), load.inner, values)
+
+
+def _matrices(form: Form) -> tuple[tuple, tuple]:
+    """(how many matrices down and across, a lane's part of each)."""
+    *outer, inner = (level.extents for level in form.levels)
+    return (tuple(outer[0]) if len(outer) == 1 else (1, 1) if not outer else ()), inner
 
 
 def _has_whole_rows(form: Form) -> bool:
     try:
-        return bool(access_of(form) == InShared(1, 8, 8))
+        return bool(access_of(form) == InShared(1, count_of(form), count_of(form)))
     except ValueError:
         return False
 
@@ -225,7 +276,7 @@ class LoadFragment(Instruction):
     def load(self) -> Any:
         return wmma.LOAD[fragment_key(self.role), self.role.operand, self.role.order]
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         i, j = dst.at
         base, offset = src.element_at
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = self.load(src.storage, base, offset, self.leading)
@@ -241,7 +292,7 @@ class StoreFragment(Instruction):
     leading: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 32)
         yield from _fragments("the destination", dst, "the source", src)
@@ -258,7 +309,7 @@ class StoreFragment(Instruction):
     def store(self) -> Any:
         return wmma.STORE[fragment_key(self.role), self.role.order]
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         i, j = src.at
         base, offset = dst.element_at
         self.store(dst.storage, base, offset, self.leading, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
@@ -273,7 +324,7 @@ class StoreFragmentFar(Instruction):
     role: FragmentRole
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 32)
         yield from memory_is("the source", src, FR)
@@ -286,6 +337,8 @@ class StoreFragmentFar(Instruction):
             yield f"{src.dtype} goes to {dst.dtype}"
         if dst.is_partial:
             yield "tiles reach over the matrix's edge, and wmma stores whole ones; store to SH first"
+        if dst.scaling:
+            yield "wmma stores sums as they are, without alpha and beta; store to SH first"
         if dst.memory == GL and dst.alignment % 16:
             yield f"global memory is aligned to {dst.alignment} bytes, not 16"
 
@@ -298,9 +351,51 @@ class StoreFragmentFar(Instruction):
     def store(self) -> Any:
         return wmma.STORE_GLOBAL[fragment_key(self.role), self.role.order]
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         i, j = src.at
         self.store(dst.storage, dst.base, dst.offset, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
+
+
+@atomic("Move")
+@dataclass(frozen=True)
+class LoadFragmentFar(Instruction):
+    """A 16 x 16 tile of a matrix to a fragment (Fireiron, Fig. 7)."""
+
+    row: ClassVar[str] = "Move [32].thread [16,16].GL -> [16,16].FR: wmma.load.sync.aligned.m16n16k16.global"
+    role: FragmentRole
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 32)
+        yield from memory_is("the source", src, GL)
+        yield from memory_is("the destination", dst, FR)
+        for name, form in (("the source", src), ("the destination", dst)):
+            yield from levels_are(name, form, (SIDE, SIDE))
+        yield from fragment_of("the destination", dst, WMMA)
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+        if src.is_partial:
+            yield "tiles reach over the matrix's edge, and wmma loads whole ones; move to SH first"
+        if src.memory == GL and src.alignment % 16:
+            yield f"global memory is aligned to {src.alignment} bytes, not 16"
+        order = "row" if src.unit == 1 else "col"
+        if dst.role is not None and dst.role.operand != "c" and dst.role.order != order:
+            yield f"the fragment is of a tile in {dst.role.order} order, and the matrix is in {order} order"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        order = "row" if src.unit == 1 else "col"
+        return cls(FragmentRole(dst.role.operand, order, dst.role.input, dst.role.accumulator))
+
+    @property
+    def load(self) -> Any:
+        return wmma.LOAD_GLOBAL[fragment_key(self.role), self.role.operand, self.role.order]
+
+    def run(self, src: Tensor, dst: Tensor) -> None:
+        i, j = dst.at
+        dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = self.load(src.storage, src.base, src.offset)
 
 
 @atomic("CopyAsync")
@@ -315,14 +410,14 @@ class CopyLineOrZeros(Instruction):
     target: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         if not src.is_partial:
             yield "no tile reaches over the matrix's edge"
         yield from CopyLine.differs(threads, src.replaced(is_partial=False), dst)
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         src, dst = given
         return cls(count_of(src), access_of(src), access_of(dst))
 
@@ -340,151 +435,100 @@ def wait() -> None:
     wait_copies(0)
 
 
-# --------------------------------------------------------------------------------------------------
-# How a tile lies in shared memory: ``.storage``, ``.pad``, ``.layout`` and ``.swizzle`` of a move to SH, checked.
-#
-# A layout is dims:strides over a tile's coordinates, a swizzle a permutation of the elements' numbers behind it. `XOR` is
-# the swizzle that a layout asks for: chunks of 16 bytes change places along a line, by the line's number, so that eight
-# lines' chunks of one column lie in all 32 banks (they are what eight lanes of ldmatrix, or of 16-byte loads, read at
-# once).
+# -- fragments of a quad-pair: a row of A, a column of B, eight elements of C a thread ------------------------------------
 
-#: The swizzle by the numbers of lines.
-XOR = "xor"
-BANKS = 128                                                   # bytes that shared memory serves at a time
+def of_quads(name: str, form: Form, *operands: str) -> Iterator[str]:
+    """What a form would have to be for a fragment of mma.m8n8k4's."""
+    yield from memory_is(name, form, QP)
+    if form.role is not None and form.memory == QP:
+        if form.role.operand not in operands:
+            yield f"{name} is a fragment of operand {form.role.operand}, not {' or '.join(operands)}"
+        yield from levels_are(name, form, OF_QUADS[form.role.operand])
 
 
-def layout_of(step: nodes.Move, extents: tuple[int, int], order: str) -> Shape:
-    """The layout of a tile of these extents. Raises ScheduleError for one of other extents, or where elements meet."""
-    rows, columns = extents
-    if step.layout is None:
-        return Shape(extents, (columns + step.pad, 1) if order == nodes.ROW_MAJOR else (1, rows + step.pad))
-    if step.order is not None or step.pad:
-        raise step.refuse(".layout says how all elements lie; leave out .storage and .pad")
-    try:
-        made = step.layout if isinstance(step.layout, Shape) else Shape.parse(step.layout)
-    except ShapeError as error:
-        raise step.refuse(f".layout: {error}") from None
-    if made.extents != extents:
-        raise step.refuse(f".layout {made} is of {' x '.join(map(str, made.extents))}, and the tile is {rows} x {columns}")
-    offsets = made.offsets()
-    if len(set(offsets)) < len(offsets) or min(offsets) < 0:
-        raise step.refuse(f".layout {made} has two elements in one place, or one before the first")
-    return made
+@atomic("Move")
+@dataclass(frozen=True)
+class LoadQuads(Instruction):
+    """A row of A, or a column of B, a thread."""
+
+    row: ClassVar[str] = "Move [(4,2):(1,16)].thread [8,4] or [4,8].GL or SH -> .QP: ld of four elements a thread"
+    source: Any
+    is_a: bool
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 8)
+        yield from memory_is("the source", src, GL, SH)
+        yield from of_quads("the destination", dst, "a", "b")
+        if dst.role is not None and dst.role.operand in OF_QUADS:
+            yield from levels_are("the source", src, OF_QUADS[dst.role.operand])
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        is_a = dst.role.operand == "a"
+        return cls(access_of(src.tile(*((1, 4) if is_a else (4, 1))).inner), is_a)
+
+    def run(self, src: Tensor, dst: Tensor) -> None:
+        (i, j), line = dst.at, (lane_index() & 3) + udiv(lane_index(), 16) * 4
+        if self.is_a:
+            dst.storage[udiv(i, 8), udiv(j, 4)] = self.source.load(src.window(1, 4, (line, 0), "base"))
+        else:
+            dst.storage[udiv(i, 4), udiv(j, 8)] = self.source.load(src.window(4, 1, (0, line), "base"))
 
 
-def swizzle_of(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
-    """The swizzle of a tile with this layout. Raises ScheduleError where it is no permutation of the tile's elements, or
-    takes 16 bytes apart."""
-    if step.swizzle is None:
-        return NONE
-    if step.swizzle == XOR:
-        return _by_lines(step, layout, dtype)
-    count = 1 + sum(map(span, layout.modes))
-    try:
-        found = shapes.of_function(step.swizzle, count)
-    except ShapeError as error:
-        raise step.refuse(f".swizzle: {error}") from None
-    if found.terms and found.run * dtype.itemsize < CHUNK:
-        raise step.refuse(f".swizzle takes {CHUNK} bytes apart, {CHUNK // dtype.itemsize} elements that one access moves: "
-                          f"from {found.run} on elements change places")
-    return found
+@atomic("Move")
+@dataclass(frozen=True)
+class StoreQuads(Instruction):
+    """Sums of a quad-pair: four times two neighbours a thread."""
+
+    row: ClassVar[str] = "Move [(4,2):(1,16)].thread [8,8].QP -> [8,8].GL or SH: st of two neighbours, four times a thread"
+    target: Any
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 8)
+        yield from of_quads("the source", src, "c")
+        yield from memory_is("the destination", dst, GL, SH)
+        yield from levels_are("the destination", dst, (8, 8))
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        return cls(access_of(given[1].tile(1, 2).inner))
+
+    def run(self, src: Tensor, dst: Tensor) -> None:
+        i, j = src.at
+        values = src.storage[udiv(i, 8), udiv(j, 8)]
+        own = dst.window(8, 8, QUAD_LANES(lane_index()), "base")
+        for n in range(0, 8, 2):
+            self.target.store(own.window(1, 2, QUAD_VALUES(n), "offset"), (values[n], values[n + 1]))
 
 
-def _by_lines(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
-    lines = [dim[0] for dim in layout.modes if len(dim) == 1]
-    along = next((extent for extent, stride in lines if stride == 1), 1)
-    apart = next((stride for _, stride in lines if stride != 1), 0)
-    chunk, size = max(1, CHUNK // dtype.itemsize), dtype.itemsize
-    chunks = gcd(along // chunk, BANKS // CHUNK)
-    if len(lines) < 2 or apart & (apart - 1) or along % chunk or chunks < 2:
-        raise step.refuse(f".swizzle(XOR) is of lines of 32 bytes and more, a power of two apart; {layout} of {dtype} has "
-                          "none; give a function of an element's number, or .pad")
-    shift = max(apart * size, BANKS) // CHUNK
-    return Swizzle((shift.bit_length() - 1, (chunks - 1) * chunk))
+@atomic("MatMul")
+@dataclass(frozen=True)
+class MultiplyQuads(Instruction):
+    """Volta's instruction, of fragments (Fireiron, Fig. 8)."""
 
+    row: ClassVar[str] = ("MatMul [(4,2):(1,16)].thread [8,4].QP, [4,8].QP -> [8,8].QP: "
+                          "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
 
-# --------------------------------------------------------------------------------------------------
-# What the walk over a schedule allocates: operands on the way down, shared memory in use, and where an operand goes.
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        yield from count_is(threads, 8)
+        for name, form in zip("abc", given):
+            yield from of_quads(name, form, name)
 
-class OperandForm(NamedTuple):
-    """An operand on the way down: its form, and the order in which its matrix lies."""
-
-    form: Form
-    order: str | None
-
-    def seen_as(self, form: Form) -> OperandForm:
-        return OperandForm(form, self.order)
-
-
-@dataclasses.dataclass
-class WalkState:
-    """What the walk collects."""
-
-    input: np.dtype
-    accumulator: np.dtype
-    threads: int | None = None
-    tile: tuple[int, int] | None = None                       # of a block
-    cursor: int = 0
-    shared_bytes: int = 0
-    depth: int | None = None                                  # of the steps whose number is known at run time
-    in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
-    is_ahead: bool = False                                    # within a move that is a step ahead
-    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
-    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
-
-    def allocate(self, step: nodes.ScheduleStep, nbytes: int) -> int:
-        at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
-        self.use(step, self.cursor)
-        return at
-
-    def use(self, step: nodes.ScheduleStep, nbytes: int) -> None:
-        self.shared_bytes = max(self.shared_bytes, nbytes)
-        if nbytes > H100.shared_memory_per_block:
-            raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
-                              "use smaller tiles")
-
-
-class OperandPlace(NamedTuple):
-    """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
-
-    operand: OperandForm
-    allocated: Form
-    offset: int
-    said: str
-
-
-def place_of(step: Any, operand: OperandForm, decomposition: tuple, level: str, state: WalkState,
-             other: OperandForm) -> OperandPlace:
-    """Where ``operand`` goes by a step of ``level``. Raises ScheduleError where that level cannot see the memory."""
-    form, memory = operand.form, step.memory
-    if LEVELS.index(HOME[memory]) < LEVELS.index(level):
-        raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
-    if memory == SH:
-        order = step.order or operand.order or other.order or nodes.ROW_MAJOR
-        layout = layout_of(step, form.extents, order)
-        swizzle = swizzle_of(step, layout, form.dtype)
-        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
-        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
-        return OperandPlace(OperandForm(made, order), made, state.allocate(step, made.bytes), said)
-    home = HOME[memory]
-    extents = form.extents if level == home else accesses.owned(step, decomposition, form.extents, level, home)
-    role = role_of(step, operand, extents, state) if memory == FR else None
-    seen = accesses.form_in_registers(form, memory, role)
-    allocated = seen.replaced(levels=(local(*extents),))
-    return OperandPlace(OperandForm(seen, operand.order if memory == FR else None), allocated, 0,
-                        f"{allocated} of each {home}")
-
-
-def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> FragmentRole:
-    name = "c" if isinstance(step, nodes.Accumulate) else "ab"[step.operand]
-    role = FragmentRole(name, operand.order, state.input, state.accumulator, state.fragments)
-    key = (16, 16, 16), state.input, state.accumulator
-    if key not in wmma.SPECS:
-        raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
-                          "(sums of float32 or float16) and bfloat16 (float32)")
-    if extents[0] % 16 or extents[1] % 16:
-        raise step.refuse(f"{extents[0]} x {extents[1]} elements of a warp are not whole fragments of 16 x 16")
-    return replace(role, order=None) if name == "c" else role
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
+        (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
+        m, n = udiv(ci, 8), udiv(cj, 8)
+        c.storage[m, n] = mma_quad_pair(a.storage[udiv(ai, 8), udiv(aj, 4)], b.storage[udiv(bi, 4), udiv(bj, 8)],
+                                        c.storage[m, n])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -530,7 +574,7 @@ class LoadRows(Instruction):
     is_transposed: bool
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 32)
         yield from memory_is("the source", src, SH)
@@ -547,7 +591,7 @@ class LoadRows(Instruction):
         is_row = bool(rows_of(src))
         return cls(is_row, (dst.role.operand == "a") != is_row)
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         if self.is_row:
             line = src.window(1, ROW, ROWS(lane_index()), "base")
         else:
@@ -568,7 +612,7 @@ class MultiplyRows(Instruction):
     accumulator: np.dtype
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         yield from count_is(threads, 32)
         for name, form in zip("abc", given):
             yield from of_mma(name, form)
@@ -576,14 +620,14 @@ class MultiplyRows(Instruction):
                 yield f"{name} is a fragment of operand {form.role.operand}"
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         return cls(given[0].dtype, given[2].dtype)
 
     @property
     def multiply(self) -> Any:
         return MMA_SYNC[16, 16, self.kind, self.kind, self.accumulator]
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
         m, n = udiv(ci, SIDE), udiv(cj, SIDE)
         c.storage[m, n] = self.multiply(a.storage[udiv(ai, SIDE), udiv(aj, SIDE)],
@@ -599,7 +643,7 @@ class StorePairs(Instruction):
     target: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
         yield from count_is(threads, 32)
         yield from of_mma("the source", src)
@@ -611,10 +655,10 @@ class StorePairs(Instruction):
             yield "the fragment is of an input, not of sums"
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         return cls(access_of(given[1].tile(1, 2).inner))
 
-    def run(self, src: Any, dst: Tensor) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         i, j = src.at
         values = src.storage[udiv(i, SIDE), udiv(j, SIDE)]
         own = dst.window(SIDE, SIDE, OF_LANES(lane_index()), "base")

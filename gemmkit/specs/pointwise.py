@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang.aggregates import fill
+from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.registers import Fragment, apply, fold
+from gemmkit.lang.registers import Fragment, apply, fold, generate, join
 from gemmkit.ptx.arithmetic import hadd, hadd2, hmul, hmul2
-from gemmkit.ptx.special import SHUFFLE, udiv
+from gemmkit.ptx.special import SHUFFLE, lane_index, udiv
 from gemmkit.specs.accesses import (
     Instruction,
     access_of,
@@ -32,8 +32,8 @@ from gemmkit.specs.accesses import (
     memory_is,
     write_registers,
 )
-from gemmkit.specs.moves import SIDE
-from gemmkit.specs.tensors import FR, GL, RF, SH, Tensor, Threads, fragments_of
+from gemmkit.specs.moves import SIDE, of_quads
+from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR, Form, Tensor, Threads, fragments_of
 
 F16 = np.dtype(np.float16)
 
@@ -95,7 +95,7 @@ class InitLine(Instruction):
         yield from _one_thread(threads, given[-1:])
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         dst = given[-1]
         return cls(access_of(dst), given[0] if len(given) > 1 else 0, dst.dtype, count_of(dst))
 
@@ -119,14 +119,14 @@ class InitBlock(Instruction):
     dtype: np.dtype
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         yield from count_is(threads, 1)
         yield from memory_is("the destination", given[-1], RF)
         if not is_block(given[-1]):
             yield f"the destination is {given[-1]}, not a block of registers"
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         return cls(given[-1].extents, given[0] if len(given) > 1 else 0, given[-1].dtype)
 
     @property
@@ -147,18 +147,100 @@ class InitFragment(Instruction):
     value: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         yield from count_is(threads, 32)
         yield from memory_is("the destination", given[-1], FR)
         yield from levels_are("the destination", given[-1], (SIDE, SIDE))
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         return cls(fragments_of(given[-1])[0], given[0] if len(given) > 1 else 0)
 
-    def run(self, dst: Any) -> None:
+    def run(self, dst: Tensor) -> None:
         i, j = dst.at
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = fill(self.fragment.dtype, self.fragment.count, self.value)
+
+
+def of_warpgroup(threads: Threads, form: Form) -> Iterator[str]:
+    """What a form would have to be for a warpgroup's fragment of sums."""
+    yield from count_is(threads, 128)
+    yield from memory_is("the sums", form, WR)
+    if form.role is not None and form.extents != (64, form.role.columns):
+        yield f"the sums are {form}, not one fragment of 64 x {form.role.columns}"
+
+
+@atomic("Init")
+@dataclass(frozen=True)
+class InitSums(Instruction):
+    """Sums of a warpgroup, or of a quad-pair."""
+
+    row: ClassVar[str] = "Init<value> [128].thread -> [64,n].WR; [(4,2):(1,16)].thread -> [8,8].QP: mov"
+    value: Any
+    dtype: np.dtype
+    rows: int
+    columns: int
+    threads: int
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        if given[-1].memory == QP:
+            yield from count_is(threads, 8)
+            yield from of_quads("the sums", given[-1], "c")
+        else:
+            yield from of_warpgroup(threads, given[-1])
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        dst = given[-1]
+        rows, columns = dst.extents
+        return cls(given[0] if len(given) > 1 else 0, dst.dtype, rows, columns, threads.size)
+
+    @property
+    def count(self) -> int:
+        return self.rows * self.columns // self.threads
+
+    def run(self, dst: Tensor) -> None:
+        i, j = dst.at
+        dst.storage[udiv(i, self.rows), udiv(j, self.columns)] = fill(self.dtype, self.count, self.value)
+
+
+@atomic("Move")
+@dataclass(frozen=True)
+class BroadcastRow(Instruction):
+    """A row to all rows of a warpgroup's sums, which begin so with a bias."""
+
+    row: ClassVar[str] = "Move [128].thread [1,n].GL or SH -> [64,n].WR: ld of two neighbours of each 8 columns a thread"
+    source: Any
+    columns: int
+    dtype: np.dtype
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        src, dst = given
+        yield from of_warpgroup(threads, dst)
+        yield from memory_is("the source", src, GL, SH)
+        if dst.role is not None:
+            yield from levels_are("the source", src, (1, dst.role.columns))
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        return cls(access_of(src.tile(1, 2).inner), dst.role.columns, dst.dtype)
+
+    @property
+    def count(self) -> int:
+        return self.columns // 8
+
+    def run(self, src: Tensor, dst: Tensor) -> None:
+        i, j = dst.at
+        own = src.window(1, 2, (0, (lane_index() & 3) * 2), "base")
+        dst.storage[udiv(i, 64), udiv(j, self.columns)] = join(generate(self.count, _of_both_rows, self, own))
+
+
+def _of_both_rows(n: int, of: Any, own: Any) -> tuple:
+    first, second = of.source.load(own.window(1, 2, (0, 8 * n), "offset"))
+    x, y = convert(of.dtype, first), convert(of.dtype, second)
+    return x, y, x, y
 
 
 # -- pointwise --------------------------------------------------------------------------------------------------------
@@ -195,6 +277,35 @@ def _applied(value: Any, number: int, of: Any) -> Any:
     return of.function(value)
 
 
+@atomic("UnaryPointwise")
+@dataclass(frozen=True)
+class ApplyToSums(Instruction):
+    """A function of each of a warpgroup's sums."""
+
+    row: ClassVar[str] = "UnaryPointwise<function> [128].thread [64,n].WR -> [64,n].WR: what the function is compiled to"
+    function: Any
+    columns: int
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        function, src, dst = given
+        if not isinstance(function, FunctionType):
+            yield f"{function!r} is no function of one number"
+        yield from of_warpgroup(threads, src)
+        yield from of_warpgroup(threads, dst)
+        if src.levels != dst.levels or src.dtype != dst.dtype:
+            yield f"{src} goes to {dst}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(given[0], given[1].role.columns)
+
+    def run(self, src: Tensor, dst: Tensor) -> None:
+        (i, j), (y, x) = src.at, dst.at
+        given = src.storage[udiv(i, 64), udiv(j, self.columns)]
+        dst.storage[udiv(y, 64), udiv(x, self.columns)] = apply(_applied, given, self)
+
+
 def _same_length(forms: tuple) -> Iterator[str]:
     if len({count_of(form) for form in forms}) != 1:
         yield f"they have {', '.join(str(count_of(form)) for form in forms)} elements"
@@ -211,7 +322,7 @@ class CombineHalves(Instruction):
     count: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         name, *forms = given
         if name not in ("+", "*"):
             yield f"the operator is {name}, not + or *"
@@ -255,7 +366,7 @@ class CombineElements(Instruction):
     step: int                                                 # from one element of the second to the next
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         name, a, b, c = given
         yield from _operator(name)
         yield from _one_thread(threads, given[1:])
@@ -289,7 +400,7 @@ class ReduceLine(Instruction):
     count: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         name, *forms = given
         yield from _operator(name)
         if name == "-":
@@ -328,7 +439,7 @@ class ShuffleElements(Instruction):
     target: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         mode, lane, *forms = given
         if mode not in SHUFFLE:
             yield f"{mode!r} is none of {', '.join(SHUFFLE)}"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from gemmkit.lang.aggregates import convert
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.registers import generate
-from gemmkit.ptx import wmma
+from gemmkit.lang.registers import each, generate, join, split
+from gemmkit.ptx import wgmma, wmma
 from gemmkit.ptx.arithmetic import fma, hfma, hfma2, outer_fma
 from gemmkit.ptx.memory import load_shared, shared, store_global, store_shared
 from gemmkit.ptx.mma import MMA, mma_quad_pair
 from gemmkit.ptx.special import barrier, thread_index, udiv
+from gemmkit.ptx.wgmma import WgmmaSpec
+from gemmkit.shapes import lines as swizzle_lines
 from gemmkit.shapes import shape
 from gemmkit.specs.accesses import (
     Instruction,
@@ -32,14 +36,18 @@ from gemmkit.specs.accesses import (
     write_registers,
 )
 from gemmkit.specs.moves import SIDE, fragment_key
+from gemmkit.specs.nodes import thread_of_group
+from gemmkit.specs.pointwise import of_warpgroup
 from gemmkit.specs.schedule import (
     FR,
     GL,
     RF,
     SH,
     SRC,
+    WR,
     A,
     B,
+    Bands,
     Block,
     ColMajor,
     Init,
@@ -52,13 +60,13 @@ from gemmkit.specs.schedule import (
     RowMajor,
     Thread,
     Warp,
+    Warpgroup,
     micro_kernel,
 )
 from gemmkit.specs.tensors import WMMA, Form, Tensor, Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
-K_OF_MMA = 16
 
 
 def _three(given: tuple) -> Iterator[tuple[str, Form]]:
@@ -87,7 +95,7 @@ class MultiplyAdd(Instruction):
         yield from alike(given)
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         a, b, c = given
         return cls(access_of(a), access_of(b), access_of(c), c.dtype == F16)
 
@@ -143,7 +151,7 @@ class MultiplyAddBlock(Instruction):
     is_half: bool
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         a, b, c = given
         yield from count_is(threads, 1)
         for name, form in _three(given):
@@ -157,7 +165,7 @@ class MultiplyAddBlock(Instruction):
         yield from alike(given)
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
         a, b, c = given
         return cls(a.extents[0], b.extents[1], a.extents[1], c.dtype == F16)
 
@@ -218,7 +226,7 @@ class MultiplyFragments(Instruction):
     def multiply(self) -> Any:
         return wmma.MMA[self.key, self.orders[0], self.orders[1]]
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
         m, n = udiv(ci, SIDE), udiv(cj, SIDE)
         c.storage[m, n] = self.multiply(a.storage[udiv(ai, SIDE), udiv(aj, SIDE)],
@@ -263,44 +271,249 @@ def _given_back(number: int, out: tuple) -> Any:
 @atomic("MatMul")
 @dataclass(frozen=True)
 class MultiplyMatrices(Instruction):
-    """Ampere's tensor cores, by registers."""
+    """Ampere's and later tensor cores, by registers: of any instruction in `gemmkit.ptx.mma`'s table. A register of 32 bits
+    (of float64, 64) has w elements: A has parts of [1,w], B of [w,1], C of [1,2]."""
 
     row: ClassVar[str] = ("MatMul [32].thread [2,2].[1,2].fp16.RF, [2,1].[2,1].fp16.RF -> [2,1].[1,2].fp32.RF: "
-                          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 (and of bf16)")
-    kind: np.dtype
-    accumulator: np.dtype
+                          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 (and of bf16, tf32, fp64, i8, u8, e4m3, e5m2)")
+    key: tuple
+    width: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
-        a, b, c = given
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         yield from count_is(threads, 32)
-        wanted = (((2, 2), (1, 2)), ((2, 1), (2, 1)), ((2, 1), (1, 2)))
-        for (name, form), extents in zip(_three(given), wanted):
+        for name, form in _three(given):
             yield from memory_is(name, form, RF)
-            yield from levels_are(name, form, *extents)
-        if (16, K_OF_MMA, a.dtype, b.dtype, c.dtype) not in MMA or a.itemsize != 2:
-            yield f"{a.dtype} by {b.dtype} is not added to {c.dtype}"
+            if len(form.levels) != 2 or any(len(level.extents) != 2 or None in level.extents for level in form.levels):
+                yield f"{name} is {form}, not registers by parts, such as [2,2].[1,2]"
+                return
+        a, b, c = given
+        key, w = _mma_key(a, b, c), max(1, 4 // a.itemsize)
+        (m, k), (depth, n), sums = (form.extents for form in given)
+        for name, form, wanted in zip("abc", given, ((1, w), (w, 1), (1, 2))):
+            if form.levels[1].extents != wanted:
+                yield f"{name} has parts of {form.levels[1].extents}, not of {wanted}"
+        if (depth, n) != (k, 1) or sums != (m, 1):
+            yield f"{a} by {b} is not {c}"
+        if key not in MMA:
+            others = sorted({(rows, depth) for rows, depth, *types in MMA if tuple(types) == key[2:]})
+            yield f"{a.dtype} by {b.dtype} is not added to {c.dtype}" if not others else (
+                f"{key[0]} x {key[1]} of A are not {' or '.join(f'{rows} x {depth}' for rows, depth in others)}")
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
-        return cls(given[0].dtype, given[2].dtype)
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        a, b, c = given
+        return cls(_mma_key(a, b, c), max(1, 4 // a.itemsize))
+
+    @property
+    def becomes(self) -> str:
+        return f"mma.sync.aligned.m{self.key[0]}n8k{self.key[1]}.row.col"
 
     @property
     def multiply(self) -> Any:
-        return MMA[16, K_OF_MMA, self.kind, self.kind, self.accumulator]
+        return MMA[self.key]
+
+    @property
+    def down(self) -> int:
+        """Parts of A and C down."""
+        return int(self.key[0] // 8)
+
+    @property
+    def deep(self) -> int:
+        """Parts of A and B along K."""
+        return int(self.key[1] // (4 * self.width))
 
     def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        # The instruction has the rows of A's four 8 x 8 matrices fastest; registers have them as (row, column).
-        x = _pair(a[0, 0], (1, 2)) + _pair(a[1, 0], (1, 2)) + _pair(a[0, 1], (1, 2)) + _pair(a[1, 1], (1, 2))
-        y = _pair(b[0, 0], (2, 1)) + _pair(b[1, 0], (2, 1))
-        z = _pair(c[0, 0], (1, 2)) + _pair(c[1, 0], (1, 2))
-        out = self.multiply(x, y, z)
-        write_registers(c.storage, c[0, 0].at, (1, 2), (out[0], out[1]))
-        write_registers(c.storage, c[1, 0].at, (1, 2), (out[2], out[3]))
+        # The instruction has the rows of A's 8 x 8 matrices fastest; registers have them as (row, column).
+        x = join(generate(self.down * self.deep, _part_of_a, a, self.down, self.width))
+        y = join(generate(self.deep, _part_of_b, b, self.width))
+        each(_keep_sums, split(self.multiply(x, y, join(generate(self.down, _part_of_c, c))), 2), c)
 
 
-def _pair(part: Any, extents: tuple) -> tuple:
-    return read_registers(part.storage, part.at, extents)
+def _mma_key(a: Form, b: Form, c: Form) -> tuple:
+    return (8 * a.extents[0], 4 * max(1, 4 // a.itemsize) * a.extents[1], a.dtype, b.dtype, c.dtype)
+
+
+def _part_of_a(n: int, a: Any, down: int, width: int) -> tuple:
+    return read_registers(a.storage, a[n % down, n // down].at, (1, width))
+
+
+def _part_of_b(n: int, b: Any, width: int) -> tuple:
+    return read_registers(b.storage, b[n, 0].at, (width, 1))
+
+
+def _part_of_c(n: int, c: Any) -> tuple:
+    return read_registers(c.storage, c[n, 0].at, (1, 2))
+
+
+def _keep_sums(pair: tuple, n: int, c: Any) -> None:
+    write_registers(c.storage, c[n, 0].at, (1, 2), pair)
+
+
+# -- a warpgroup's: wgmma ------------------------------------------------------------------------------------------------
+
+class WgmmaOperand(NamedTuple):
+    """How a matrix in shared memory lies for wgmma: in panels of ``panel`` bytes, whose lines are ``width`` bytes of
+    neighbours along "K" or "MN"."""
+
+    major: str
+    width: int
+    panel: int
+
+    def ahead(self, step: int) -> int:
+        """Bytes to the ``step``-th 32 bytes of K."""
+        if self.major == "MN":
+            return step * 16 * self.width
+        panel, within = divmod(32 * step, self.width)
+        return panel * self.panel + within
+
+
+def wgmma_operand(form: Form, depth: int) -> WgmmaOperand | None:
+    """How a form lies, of which dimension ``depth`` is K; None if wgmma cannot read it."""
+    if form.layout is None or form.layout.rank != 2 or len(form.levels) != 1 or not is_block(form):
+        return None
+    modes = form.layout.modes
+    unit = next((axis for axis, dim in enumerate(modes) if dim[0][1] == 1), None)
+    if unit is None or len(modes[1 - unit]) != 1:
+        return None
+    (line, _), *panels = modes[unit]
+    lines, apart = modes[1 - unit][0]
+    width = line * form.itemsize
+    if apart != line or width not in (32, 64, 128) or form.swizzle != swizzle_lines(width, form.itemsize) or any(
+            stride != line * lines for _, stride in panels[:1]):
+        return None
+    return WgmmaOperand("K" if unit == depth else "MN", width, width * lines)
+
+
+@atomic("MatMul")
+@dataclass(frozen=True)
+class MultiplyShared(Instruction):
+    """Hopper's tensor cores: a warpgroup multiplies tiles in shared memory, swizzled in lines of 32, 64 or 128 bytes. All
+    but the last ``pending`` products are done behind it."""
+
+    row: ClassVar[str] = ("MatMul [128].thread [64,k].SH, [k,n].SH -> [64,n].WR: k / 32 bytes times "
+                          "wgmma.mma_async.sync.aligned.m64n(n)k(32 bytes)")
+    columns: int
+    kinds: tuple                                              # of A, B and the sums
+    steps: int
+    left: tuple
+    right: tuple
+    pending: int = 0
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        a, b, c = given
+        yield from count_is(threads, 128)
+        for name, form, memory in zip("abc", given, (SH, SH, WR)):
+            yield from memory_is(name, form, memory)
+            if len(form.levels) != 1 or len(form.extents) != 2 or None in form.extents:
+                yield f"{name} is {form}, not a matrix of known extents"
+                return
+        (m, k), (depth, n), sums = a.extents, b.extents, c.extents
+        if m != 64 or k != depth or sums != (64, n) or (c.role is not None and c.role.columns != n):
+            yield f"{a} by {b} is not 64 rows of {c}, of which a fragment has {c.role.columns if c.role else n} columns"
+        for name, form, axis in (("a", a, 1), ("b", b, 0)):
+            if form.memory == SH and wgmma_operand(form, axis) is None:
+                yield (f"{name} does not lie in swizzled lines of 32, 64 or 128 bytes: {form.layout} {form.swizzle} "
+                       "(.stages(n) of a .split has them so)")
+        if k * a.itemsize % 32:
+            yield f"{k} elements along K are not a multiple of 32 bytes"
+        if wgmma_operand(a, 1) and wgmma_operand(b, 0):
+            try:
+                MultiplyShared.of(threads, a, b, c).becomes      # noqa: B018
+            except (ValueError, TypeError) as error:
+                yield str(error)
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        a, b, c = given
+        left, right = wgmma_operand(a, 1), wgmma_operand(b, 0)
+        assert left is not None and right is not None
+        return cls(b.extents[1], (a.dtype, b.dtype, c.dtype), a.extents[1] * a.itemsize // 32, tuple(left), tuple(right))
+
+    @property
+    def spec(self) -> WgmmaSpec:
+        """Raises ValueError where there is no such instruction."""
+        a, b, sums = self.kinds
+        return WgmmaSpec(self.columns, a, b, sums, self.left[0], self.right[0])
+
+    @property
+    def one_behind(self) -> MultiplyShared:
+        """The products go on behind it, until the next ones have begun."""
+        return replace(self, pending=1)
+
+    @property
+    def becomes(self) -> str:
+        return f"{self.steps} x wgmma.mma_async.sync.aligned.{self.spec.name}"
+
+    @property
+    def multiply(self) -> Any:
+        return wgmma.instruction(self.spec)
+
+    @property
+    def ahead(self) -> tuple:
+        """Bytes from one 32 bytes of K to those of each step, of A and of B."""
+        return tuple((WgmmaOperand(*self.left).ahead(n), WgmmaOperand(*self.right).ahead(n)) for n in range(self.steps))
+
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
+        ci, cj = c.at
+        m, n = udiv(ci, 64), udiv(cj, self.columns)
+        left = wgmma.matrix_descriptor(a.storage, a.unswizzled_at, self.left[2], 8 * self.left[1], self.left[1])
+        right = wgmma.matrix_descriptor(b.storage, b.unswizzled_at, self.right[2], 8 * self.right[1], self.right[1])
+        sums = c.storage[m, n]
+        wgmma.wgmma_fence()
+        for at in self.ahead:
+            sums = self.multiply(sums, wgmma.advance(left, at[0]), wgmma.advance(right, at[1]), 1)
+        wgmma.wgmma_commit()
+        (sums,) = wgmma.wgmma_wait(self.pending, (sums,))
+        c.storage[m, n] = sums
+
+
+@atomic("Move")
+@dataclass(frozen=True)
+class StoreSums(Instruction):
+    """Sums of a warpgroup to a matrix, or to shared memory: a thread has two neighbours in a row of each 8 columns. They are
+    converted."""
+
+    row: ClassVar[str] = "Move [128].thread [64,n].WR -> [64,n].GL or SH: st of two neighbours a thread, converted"
+    target: Any
+    columns: int
+    dtype: np.dtype
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        src, dst = given
+        yield from of_warpgroup(threads, src)
+        yield from memory_is("the destination", dst, GL, SH)
+        if src.role is not None:
+            yield from levels_are("the destination", dst, (64, src.role.columns))
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        return cls(access_of(dst.tile(1, 2).inner), src.role.columns, src.dtype if dst.scaling else dst.dtype)
+
+    @property
+    def places(self) -> Any:
+        return WgmmaSpec(self.columns, F16, F16, F32).c
+
+    @property
+    def of_threads(self) -> Any:
+        return self.places.thread_shape
+
+    @property
+    def of_values(self) -> Any:
+        return self.places.value_shape
+
+    def run(self, src: Tensor, dst: Tensor) -> None:
+        i, j = src.at
+        own = dst.window(64, self.columns, self.of_threads(thread_of_group()), "base")
+        each(_store_two, split(src.storage[udiv(i, 64), udiv(j, self.columns)], 2), self, own)
+
+
+def _store_two(pair: tuple, n: int, how: Any, own: Any) -> None:
+    place = own.window(1, 2, how.of_values(2 * n), "offset")
+    how.target.store(place, (convert(how.dtype, pair[0]), convert(how.dtype, pair[1])))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -378,6 +591,19 @@ cuda_wmma_sample = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
     .move(A, FR, Move.tile(16, 16).unroll.done)
     .move(B, FR, Move.tile(16, 16).unroll.done)
     .tile(16, 16).done)                                             # MatMul(16,16,16)(FR,FR,FR)(Warp)
+
+
+# Listing 2, the sample's first kernel: fragments come from global memory and go there, by warps alone.
+simple_wmma = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    .tile(64, 64).to(Block)
+    .accumulate_in(FR,
+        Init.tile(16, 16).to(Warp).done,
+        Move.tile(16, 16).to(Warp).done)
+    .tile(16, 16).to(Warp)
+    .split(16)
+    .move(A, FR, Move.done)
+    .move(B, FR, Move.done)
+    .done)
 
 
 @micro_kernel(shared_bytes=16 * 128 * 4)
@@ -503,3 +729,21 @@ def multiply_adds(block: tuple[int, int] = (128, 128), k: int = 8, ahead: bool =
         .move(A, RF, Move.tile(4, 1).unroll.done)
         .move(B, RF, Move.tile(1, 4).unroll.done)
         .tile(1, 1).unroll.done)
+
+
+def wgmma_ring(block: tuple[int, int] = (128, 256), k: int = 64, stages: int = 4, cluster: int = 2, bands: int = 16) -> Any:
+    """Hopper's product, of any orders of A, B and C: TMA brings ``stages`` steps of ``k``, and each warpgroup multiplies 64
+    rows by wgmma. Blocks of a ``cluster`` share B's tiles, and go down bands of ``bands`` rows of tiles.
+
+    Raises ScheduleError for sizes that are none.
+    """
+    m, n = block
+    steps = MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(m, n).to(Block).layout(Bands(bands)).cluster(cluster)
+    return (steps
+        .accumulate_in(WR, Init.tile(64, n).to(Warpgroup).done,
+                       Move.tile(64, n).to(Warpgroup).done)
+        .split(k).stages(stages)
+        .move(A, SH, Move.done).prefetch
+        .move(B, SH, Move.done).prefetch
+        .tile(64, n).to(Warpgroup)
+        .done)                                                      # MatMul(64,n,k)(SH,SH,WR)(Warpgroup)

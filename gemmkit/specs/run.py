@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.kernels.collectives.scheduler import Columns
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import Padded
+from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, empty_like
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.specs import nodes
 from gemmkit.specs.lower import ArrayParameter, BlockKernel, Code, KnownMatrix, Lowered, example, lower
-from gemmkit.specs.nodes import ScheduleStep, scheduled
+from gemmkit.specs.nodes import ScheduleStep, scaled_in_ring, scheduled, scheduled_in_ring, scheduled_scaled
 from gemmkit.specs.tensors import FR, SH
 
 if TYPE_CHECKING:
@@ -29,20 +32,29 @@ READ_ONLY = (True, True, False)
 _SUMS = {"float16": np.float32, "bfloat16": np.float32}
 
 
-def run(schedule: Finished, a: Any, b: Any, out: Any = None, *, stream: object = None) -> Any:
-    """``a @ b`` by the kernel of a schedule; ``out`` says where to, and C's dtype and order.
+def run(schedule: Finished, a: Any, b: Any, out: Any = None, *, c: Any = None, alpha: Any = 1, beta: Any = 1,
+        stream: object = None) -> Any:
+    """``alpha a @ b + beta c`` by the kernel of a schedule; ``out`` says where to, and the result's dtype and order.
 
-    ``a`` is M x K, ``b`` K x N, of one dtype. Without ``out`` the product is row-major, float32 for 16-bit floats, else of
-    their dtype. NumPy arrays are multiplied within ``with gemmkit.emulate():``; arrays of a GPU by a launch on its current
-    stream, or ``stream``.
+    ``a`` is M x K, ``b`` K x N, of one dtype; ``c`` is M x N, and may be ``out`` itself; None, or a ``beta`` of 0, leaves it
+    out. ``alpha`` and ``beta`` are numbers, whole ones for integers. Without ``out`` the product is row-major, float32 for
+    16-bit floats, else of their dtype. NumPy arrays are multiplied within ``with gemmkit.emulate():``; arrays of a GPU by a
+    launch on its current stream, or ``stream``.
 
     Raises ScheduleError where the schedule does not fit these matrices, ValueError and TypeError for matrices that do not
     fit each other, or the kernel's tiles, before anything is compiled; the emulator's errors for faults.
     """
     infos, out = described(a, b, out)
-    kernel, lowered = prepared(schedule, infos)
-    arrays = ArrayParameter(a, "a", is_readonly=True), ArrayParameter(b, "b", is_readonly=True), ArrayParameter(out, "out",
-                                                                                                                is_filled=True)
+    scalars = tuple(_number(name, x, infos[2].dtype) for name, x in (("alpha", alpha), ("beta", beta)))
+    c = None if beta == 0 else c
+    scaling = 2 if c is not None else 1 if alpha != 1 else 0
+    in_place = scaling == 2 and _check_c(describe(c, "c"), infos[2])
+    kernel, lowered = prepared(schedule, infos, scaling)
+    arrays = [ArrayParameter(a, "a", is_readonly=True), ArrayParameter(b, "b", is_readonly=True),
+              ArrayParameter(out, "out", is_filled=not in_place)]
+    if scaling:                                               # without a C another array stands for it, and is not read
+        arrays.append(ArrayParameter(c, "c", is_readonly=True) if scaling > 1 else arrays[0]._replace(name="c"))
+        kernel = dataclasses.replace(kernel, scalars=scalars, function=scaled_in_ring if lowered.maps else scheduled_scaled)
     try:
         kernel.run(arrays, stream)
     except EmulatorError as error:
@@ -61,15 +73,55 @@ def described(a: object, b: ArrayParameter, out: object) -> tuple[tuple[ArrayInf
     return (*given, describe(out, "out")), out
 
 
-def prepared(schedule: Finished, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKernel, Lowered]:
+def _check_c(c: ArrayInfo, out: ArrayInfo) -> bool:
+    """Whether C is ``out`` itself. Raises ValueError for another shape, or if they overlap otherwise; TypeError for numbers
+    of another kind."""
+    if c.shape != out.shape:
+        raise ValueError(f"c is of shape {c.shape}; the product is {' x '.join(map(str, out.shape))}")
+    if (c.dtype.kind in "iu") != (out.dtype.kind in "iu"):
+        raise TypeError(f"c has dtype {c.dtype} and out has {out.dtype}; both are integers or both are floats")
+    if not shares_memory(out, c):
+        return False
+    if (c.pointer, c.strides, c.dtype) != (out.pointer, out.strides, out.dtype):
+        raise ValueError("out overlaps c; give the same array, or memory of its own")
+    return True
+
+
+def _number(name: str, value: Any, dtype: np.dtype) -> Any:
+    """alpha or beta as the kernel takes it. Raises TypeError."""
+    whole = dtype.kind in "iu"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer) if whole else (
+            int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} is {value!r}; give a {'whole ' if whole else ''}number")
+    return np.int32(value) if whole else np.float64(value) if dtype.itemsize == 8 else np.float32(value)
+
+
+def prepared(schedule: Finished, infos: tuple[ArrayInfo, ...], scaling: int = 0) -> tuple[BlockKernel, Lowered]:
     """The kernel that multiplies these matrices. Raises ScheduleError and ValueError where it does not fit them."""
     matrices = list(map(_matrix, ("a", "b", "out"), infos))
+    matrices[2] = matrices[2]._replace(scaling=scaling)
     lowered = kernel_of(schedule, *matrices)
     blocks, is_partial = _blocks(schedule, lowered, infos)
     if is_partial:                                            # a kernel that looks where the matrices end
         lowered = kernel_of(schedule, *(matrix._replace(is_partial=True) for matrix in matrices))
-    return BlockKernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes,
-                       lowered.blocks_per_sm), lowered
+    if lowered.maps:
+        blocks = _in_ring(schedule, lowered, infos, blocks)
+    return BlockKernel(scheduled_in_ring if lowered.maps else scheduled, lowered.root, lowered.threads, blocks,
+                       lowered.shared_bytes, lowered.blocks_per_sm, maps=lowered.maps, cluster=lowered.cluster), lowered
+
+
+def _in_ring(schedule: Finished, lowered: Lowered, infos: tuple[ArrayInfo, ...], tiles: int) -> int:
+    """The blocks of a kernel that stay and take a tile after the other: as many as fit, whole clusters. Raises ScheduleError
+    for a GPU without wgmma, ValueError for an array that TMA does not read."""
+    target = device.target(infos[0].device)
+    if target.arch[0] != 9:
+        raise schedule.steps[2].refuse(f"TMA and wgmma are Hopper's, and {target.name} has not got them; leave out .stages")
+    for (which, stages), name in zip(lowered.maps, "ab"):
+        reason = why_not(infos[which], stages.axis)
+        if reason is not None:
+            raise ValueError(f"{name}: TMA brings the tiles of a .split with .stages, and cannot: {reason}; copy it")
+    fitting = target.sm_count * lowered.blocks_per_sm // lowered.cluster * lowered.cluster
+    return min(tiles, fitting)
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +176,9 @@ def _blocks(schedule: Finished, lowered: Lowered, infos: tuple) -> tuple[int, bo
         if shares_memory(out, info):
             raise ValueError(f"out overlaps {name}; give memory of its own")
     is_partial = any(size % tile for size, tile in zip((m, n, k), (*lowered.tile, lowered.depth)))
-    return -(-m // lowered.tile[0]) * -(-n // lowered.tile[1]), is_partial
+    high = -(-m // lowered.tile[0])
+    whole = -(-high // lowered.cluster) * lowered.cluster
+    return whole * -(-n // lowered.tile[1]), is_partial or whole > high
 
 
 def compile_schedule(schedule: Finished, a: object, b: object, c: object, *, blocks_per_sm: int | None = None) -> Code:
@@ -138,7 +192,8 @@ def compile_schedule(schedule: Finished, a: object, b: object, c: object, *, blo
     m, n, k = (size or 4096 for size in schedule.sizes)
     infos = [example(shape, x.dtype, x.order) for shape, x in zip(((m, k), (k, n), (m, n)), matrices)]
     resident = blocks_per_sm or lowered.blocks_per_sm
-    kernel = BlockKernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, resident)
+    kernel = BlockKernel(scheduled_in_ring if lowered.maps else scheduled, lowered.root, lowered.threads, lowered.cluster,
+                         lowered.shared_bytes, resident, maps=lowered.maps, cluster=lowered.cluster)
     return kernel.compile(READ_ONLY, infos)
 
 

@@ -32,8 +32,9 @@ begin, end)``
 Refinements of what they stand behind:
 
 * of ``.tile``: ``.to(level)`` (tiles side by side: Block, Warp, Thread), ``.layout(ColMajor)`` (workers column by column),
-  ``.swizzle(f)`` (workers renumbered), ``.unroll``; of ``.to(Block)``: ``.occupancy(blocks)`` of a multiprocessor;
-* of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``;
+  ``.swizzle(f)`` (workers renumbered), ``.unroll``; of ``.to(Block)``: ``.occupancy(blocks)`` of a multiprocessor,
+  for wgmma ``.cluster(2)``, ``.layout(Bands(16))``;
+* of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``, ``.stages(n)`` (steps that TMA brings for wgmma);
 * of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.layout(shape)``, ``.swizzle(XOR)`` or by a function
   of an element's number, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a step ahead, by cp.async;
   ``.prefetch.through(RF)`` by registers).
@@ -47,14 +48,43 @@ from typing import Any
 
 from gemmkit.shapes import Shape, Swizzle
 from gemmkit.specs import nodes
-from gemmkit.specs.moves import XOR
-from gemmkit.specs.nodes import ScheduleError, ScheduleStep, line_here
-from gemmkit.specs.tensors import FR, GL, RF, SH
+from gemmkit.specs.accesses import XOR
+from gemmkit.specs.nodes import Bands, ScheduleError, ScheduleStep, line_here
+from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR
 
-__all__ = ["FR", "GL", "RF", "SH", "SRC", "XOR", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move",
-           "N", "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "explore", "micro_kernel"]
+__all__ = [
+    "FR",
+    "GL",
+    "QP",
+    "RF",
+    "SH",
+    "SRC",
+    "WR",
+    "XOR",
+    "A",
+    "B",
+    "Bands",
+    "Block",
+    "ColMajor",
+    "Init",
+    "K",
+    "Kernel",
+    "M",
+    "MatMul",
+    "Move",
+    "N",
+    "QuadPair",
+    "RowMajor",
+    "Schedule",
+    "ScheduleError",
+    "Thread",
+    "Warp",
+    "Warpgroup",
+    "explore",
+    "micro_kernel",
+]
 
-Kernel, Block, Warp, Thread = nodes.LEVELS
+Kernel, Block, Warpgroup, Warp, QuadPair, Thread = nodes.LEVELS
 RowMajor, ColMajor = nodes.ROW_MAJOR, nodes.COLUMN_MAJOR
 #: Operands: of a MatMul, and of a Move.
 A, B, SRC = 0, 1, 0
@@ -101,18 +131,18 @@ class Schedule:
         step = nodes.Move(operand, memory, implementation, line=line_here())
         if self.kind == "Init" or operand not in ((A, B) if self.kind == "MatMul" else (SRC,)):
             raise step.refuse(f"operand={operand!r}; a MatMul moves A or B, a Move SRC, an Init nothing")
-        if memory not in (SH, RF, FR):
-            raise step.refuse(f"memory={memory!r}; operands move to SH, RF or FR")
+        if memory not in (SH, RF, FR, QP):
+            raise step.refuse(f"memory={memory!r}; operands move to SH, RF, FR or QP")
         _finished(step, "implementation", implementation, "Move")
         return self._with(step)
 
     def accumulate_in(self, memory: str, begin: Schedule, end: Schedule) -> Schedule:
-        """Sums in RF or FR: ``begin`` is a schedule of an Init, ``end`` of a Move."""
+        """Sums in RF, FR, WR or QP: ``begin`` is a schedule of an Init, ``end`` of a Move."""
         step = nodes.Accumulate(memory, begin, end, line=line_here())
         if self.kind != "MatMul":
             raise step.refuse(f"a {self.kind} has no sums; .accumulate_in is of a MatMul")
-        if memory not in (RF, FR):
-            raise step.refuse(f"memory={memory!r}; sums are kept in RF or FR")
+        if memory not in (RF, FR, WR, QP):
+            raise step.refuse(f"memory={memory!r}; sums are kept in RF, FR, WR or QP")
         _finished(step, "begin", begin, "Init")
         _finished(step, "end", end, "Move")
         return self._with(step)
@@ -125,18 +155,23 @@ class Schedule:
     # -- refinements ------------------------------------------------------------------------------------------------
 
     def to(self, level: str) -> Schedule:
-        """Tiles side by side, one for each worker of ``level``: Block, Warp or Thread."""
+        """Tiles side by side, one for each worker of ``level``: Block, Warpgroup, Warp, QuadPair or
+        Thread."""
         if level not in nodes.LEVELS[1:]:
             raise self._last(nodes.TileStep, ".to").refuse(f".to({level!r}): give {', '.join(nodes.LEVELS[1:])}")
         return self._refined(".to", (nodes.TileStep,), level=level)
 
     def layout(self, order: object) -> Schedule:
-        """Of a tile: workers row by row (RowMajor) or column by column (ColMajor). Of a move to SH: the tile's layout there,
-        a `Shape` of its rows and columns or its text, ``"[(8,16):(16,1)]"``."""
+        """Of a tile: workers row by row (RowMajor) or column by column (ColMajor); blocks also by `Bands`. Of a
+        move to SH: the tile's layout there, a `Shape` of its rows and columns or its text, ``"[(8,16):(16,1)]"``."""
         if isinstance(self._last((nodes.TileStep, nodes.Move), ".layout"), nodes.Move):
             if not isinstance(order, (Shape, str)) or order in (RowMajor, ColMajor):
                 raise self.steps[-1].refuse(f".layout({order!r}): give a Shape, or its text; an order is .storage(order)")
             return self._refined(".layout", (nodes.Move,), layout=order)
+        if isinstance(order, Bands):
+            if self.steps[-1].level != Block or type(order.rows) is not int or order.rows < 1:
+                raise self.steps[-1].refuse(f".layout({order}): bands are of 1 row of tiles or more, and of .to(Block)")
+            return self._refined(".layout", (nodes.TileStep,), order=order)
         return self._refined(".layout", (nodes.TileStep,), order=_order(self, ".layout", order))
 
     def swizzle(self, function: object) -> Schedule:
@@ -161,6 +196,22 @@ class Schedule:
         if type(blocks) is not int or not 1 <= blocks <= 32:
             raise last.refuse(f".occupancy({blocks!r}): give a number of blocks, 1 to 32")
         return self._refined(".occupancy", (nodes.TileStep,), blocks_per_sm=blocks)
+
+    def cluster(self, blocks: int) -> Schedule:
+        """Blocks of neighbouring rows of tiles are a cluster, 1 or 2 of them, and share B's tiles: of ``.to(Block)`` of a
+        kernel with ``.stages``, whose blocks go column by column (ColMajor, or `Bands` of an even number of rows)."""
+        last = self._last(nodes.TileStep, ".cluster")
+        if last.level != Block or type(blocks) is not int or blocks not in (1, 2):
+            raise last.refuse(f".cluster({blocks!r}): give 1 or 2, behind .to(Block)")
+        return self._refined(".cluster", (nodes.TileStep,), cluster=blocks)
+
+    def stages(self, count: int) -> Schedule:
+        """So many steps of a ``.split`` are in shared memory: TMA brings A and B, whose moves to SH follow, ``.prefetch``,
+        and wgmma reads them. Sums are in WR. One warp more than the tiles say asks for the copies (sm_90)."""
+        last = self._last(nodes.SplitStep, ".stages")
+        if type(count) is not int or not 2 <= count <= 32:
+            raise last.refuse(f".stages({count!r}): give a number of stages, 2 to 32")
+        return self._refined(".stages", (nodes.SplitStep,), stages=count)
 
     @property
     def unroll(self) -> Schedule:
@@ -211,7 +262,7 @@ class Schedule:
         last = self.steps[-1] if self.steps else None
         if isinstance(self, Finished) or not isinstance(last, kind):
             kinds = kind if isinstance(kind, tuple) else (kind,)
-            wanted = " or ".join(f".{k.__name__.lower()}" for k in kinds)
+            wanted = " or ".join(f".{k.__name__.removesuffix('Step').lower()}" for k in kinds)
             raise ScheduleError(f"{name} refines {wanted}, and stands behind {self.kind if last is None else last}"
                                 f"{'.done' if isinstance(self, Finished) else ''}\n  at {line_here()}")
         return last
@@ -230,8 +281,8 @@ class Finished(Schedule):
     micro: Any = None
 
     def __call__(self, *given: object, **how: Any) -> Any:
-        """Of a kernel's schedule: ``schedule(a, b, out=None, stream=None)``, the product (`gemmkit.specs.run.run`). Of a
-        part: ``done(function)``, executed by a micro-kernel.
+        """Of a kernel's schedule: ``schedule(a, b, out=None, c=None, alpha=1, beta=1, stream=None)``, which is
+        ``alpha a @ b + beta c`` (`gemmkit.specs.run.run`). Of a part: ``done(function)``, executed by a micro-kernel.
 
         Raises ScheduleError, TypeError, ValueError before anything is compiled.
         """

@@ -14,23 +14,36 @@ that is touched (bounds, alignment, races).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.aggregates import Number
-from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import (
+    Context,
+    Signature,
+    TypingContext,
+    TypingError,
+    Values,
+    atom,
+    cgutils,
+    ir,
+    signature,
+    types,
+)
 from gemmkit.lang.references import Static
 from gemmkit.lang.registers import Fragment, call_function, registers
 from gemmkit.lang.scalars import WeakIntLiteral, i32
-from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, known, lowered, traced, type_of
+from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, SplitType, known, lowered, traced, type_of
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import block_x, thread_index
-from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, local, shape, span
+from gemmkit.ptx.special import block_x, thread_index, udiv
+from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, lines, local, shape, span
 
 # --------------------------------------------------------------------------------------------------
 # Forms: what is known of a tensor when a kernel is compiled (Graphene, section 3.1): its shapes, element type and memory.
@@ -46,16 +59,20 @@ from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, loca
 # storage lies in memory, and a matrix may have run-time extents. Shared memory has one more shape: ``layout`` leads from
 # its coordinates to elements (Fig. 3's dims:strides).
 
-#: Global memory, shared memory, a thread's registers (register file), a warp's fragments in registers.
-GL, SH, RF, FR = "GL", "SH", "RF", "FR"
+#: Global memory, shared memory, a thread's registers (register file), fragments in registers: a warp's, a warpgroup's, a
+#: quad-pair's.
+GL, SH, RF, FR, WR, QP = "GL", "SH", "RF", "FR", "WR", "QP"
 
 _NAMES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "bf16": ml_dtypes.bfloat16, "i8": np.int8,
-          "u8": np.uint8, "i32": np.int32, "u32": np.uint32}
+          "u8": np.uint8, "i32": np.int32, "u32": np.uint32, "e4m3": ml_dtypes.float8_e4m3fn,
+          "e5m2": ml_dtypes.float8_e5m2}
 _NAME_OF = {np.dtype(dtype): name for name, dtype in _NAMES.items()}
 
 
-#: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, or mma.sync.
-WMMA, MMA = "wmma", "mma"
+#: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, mma.sync, or wgmma.
+WMMA, MMA, WGMMA, QUADS = "wmma", "mma", "wgmma", "mma.m8n8k4"
+#: Extents of a quad-pair's fragments.
+OF_QUADS = {"a": (8, 4), "b": (4, 8), "c": (8, 8)}
 
 
 @dataclass(frozen=True)
@@ -68,11 +85,22 @@ class FragmentRole:
     input: np.dtype
     accumulator: np.dtype
     by: str = WMMA
+    columns: int = 16
 
     @property
     def dtype(self) -> np.dtype:
         """Of its elements."""
         return self.accumulator if self.operand == "c" else self.input
+
+
+class NamedExtent(NamedTuple):
+    """An extent that is known at run time, a multiple of ``divisor``. Tensors with one ``name`` have the same. The grid goes
+    along it in tiles of ``step`` elements (None: a loop does), which may reach over the edge (``is_partial``)."""
+
+    name: str
+    step: int | None = None
+    divisor: int = 1
+    is_partial: bool = False
 
 
 class Form(Static):
@@ -81,17 +109,19 @@ class Form(Static):
     ``levels`` are shapes, the outermost first; an index removes one. ``unit`` is the axis of a global matrix along which
     elements are neighbours, and ``alignment`` the alignment of its rows in bytes. ``rank`` is the number of coordinates of
     the storage. ``swizzle`` permutes the places of elements in shared memory. If a matrix ``is_partial``, tiles reach over
-    its edge (section 3.4): reads give zeros there, and nothing is written.
+    its edge (section 3.4): reads give zeros there, and nothing is written. ``names`` has, for each axis of the storage, its
+    `NamedExtent` or None. What a ``scaling`` form is stored to is `on_scaled`: 1 multiplies by alpha, 2 adds beta C too.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: np.dtype, layout: Shape | None = None,
                  unit: int | None = None, alignment: int = 16, role: FragmentRole | None = None, rank: int | None = None,
-                 is_partial: bool = False, swizzle: Swizzle = NONE):
+                 is_partial: bool = False, swizzle: Swizzle = NONE, names: tuple = (), scaling: int = 0):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
         self.rank, self.is_partial = levels[0].rank if rank is None else rank, is_partial
-        self.swizzle = swizzle
-        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle)
+        self.swizzle, self.names, self.scaling = swizzle, names, scaling
+        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle, names,
+                       scaling)
         self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
@@ -104,6 +134,7 @@ class Form(Static):
         said = ".".join(map(repr, self.levels))
         further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
         further += (", partial" if self.is_partial else "") + (f", {self.swizzle}" if self.swizzle.terms else "")
+        further += (f", {self.names}" if self.names else "") + (f", scaled {self.scaling}" if self.scaling else "")
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -134,11 +165,27 @@ class Form(Static):
         assert self.layout is not None
         return (1 + sum(map(span, self.layout.modes))) * self.itemsize
 
+    @property
+    def partial_axes(self) -> tuple[int, ...]:
+        """The axes of the storage along which tiles reach over the edge."""
+        return tuple(n for n, name in enumerate(self.names) if name is not None and name.is_partial) if self.names else (
+            tuple(range(self.rank)) if self.is_partial else ())
+
+    def counted(self, axis: int) -> tuple[int, int, int]:
+        """(how many elements or tiles the outermost level has along a dimension as far as is known, the axis of the storage
+        along which the others are, the step of those); the last is 0 if all are known."""
+        if not 0 <= axis < len(self.extents):
+            raise TensorError(f"{self} has {len(self.extents)} dimensions, and none is number {axis}")
+        modes = self.shape.modes[axis]
+        known = math.prod(extent for extent, _ in modes if extent is not None)
+        return known, *next(((along, step) for along, step in _runs(modes)), (0, 0))
+
     # -- the algebra: every result is made once ---------------------------------------------------------------------
 
     def replaced(self, **changed: Any) -> Form:
         """The form with other fields."""
-        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle"
+        names = ("levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle",
+                 "names", "scaling")
         fields = dict(zip(names, self._parts))
         return Form(**{**fields, **changed})
 
@@ -155,8 +202,26 @@ class Form(Static):
             raise ShapeError(f"{self}.stored({made}): a layout is of a tensor in SH, and has its extents {self.extents}")
         return self.replaced(layout=made)
 
+    def in_lines(self, nbytes: int = 128, order: str = "row") -> Form:
+        """A matrix in shared memory as TMA brings it and wgmma reads it: lines of ``nbytes`` (32, 64 or 128) along the rows
+        (or columns: ``order`` "col"), whose chunks of 16 bytes are swizzled; further panels of such lines behind. It
+        begins at a multiple of 1024 bytes. Raises ShapeError for an extent that is no multiple of a line's.
+
+        >>> T[64, 128].fp16.SH.in_lines().layout
+        [(64,(64,2)):(64,(1,4096))]
+        """
+        axis, width = int(order == "row"), nbytes // self.itemsize
+        if self.memory != SH or len(self.extents) != 2 or nbytes not in (32, 64, 128) or self.extents[axis] % width:
+            raise ShapeError(f"{self}.in_lines({nbytes}, {order!r}): a matrix in SH is needed, of a multiple of "
+                             f"{width} elements along its lines of 32, 64 or 128 bytes")
+        across = self.extents[1 - axis]
+        modes: list = [((across, width),)] * 2
+        modes[axis] = ((width, 1), (self.extents[axis] // width, width * across))
+        return self.replaced(layout=Shape.of_modes(modes), swizzle=lines(nbytes, self.itemsize))
+
     def tile(self, *tilers: object) -> Form:
-        """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay."""
+        """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay. Raises ShapeError; TensorError
+        if a grid goes along the tensor in other steps."""
         return _tiled(self, tilers)
 
     def reshape(self, *extents: int, order: str = "row") -> Form:
@@ -176,7 +241,23 @@ class Form(Static):
 @lru_cache(maxsize=8192)
 def _tiled(form: Form, tilers: tuple) -> Form:
     outer, inner = form.shape.tile(*tilers)
-    return form.replaced(levels=(outer, inner, *form.levels[1:]))
+    names = form.names
+    for along, step in (run for dim in outer.modes for run in _runs(dim)):
+        of = names[along] if names else None
+        if of is not None and of.divisor % step:
+            names = (*names[:along], of._replace(is_partial=True), *names[along + 1:])
+    made = form.replaced(levels=(outer, inner, *form.levels[1:]), names=names,
+                         is_partial=form.is_partial or names != form.names)
+    if names:
+        _check_steps(made)
+    return made
+
+
+def _runs(dim: Any) -> Iterator[tuple[int, int]]:
+    """(axis of the storage, step) of each part of a dimension whose extent is known at run time."""
+    for extent, stride in dim:
+        if extent is None:
+            yield next((axis, int(step)) for axis, step in enumerate(stride) if step)
 
 
 @lru_cache(maxsize=1024)
@@ -226,7 +307,8 @@ def line_of(form: Form) -> Line | str:
 class T:
     """A tensor's type as one writes it: ``T[1024, 1024].fp16.GL``; ``T[...]`` of one element is ``T[()]``.
 
-    An extent of ``None`` is known at run time (section 3.4). In SH elements lie row-major, unless `Form.stored` says
+    An extent of ``None``, or with a name (``T["M", 64]``: tensors of a kernel that have the same name have the same extent),
+    is known at run time (section 3.4). In SH elements lie row-major, unless `Form.stored` says
     otherwise. Raises AttributeError for an unknown element type or memory.
 
     >>> T[None, 64].fp32.GL.extents
@@ -242,11 +324,28 @@ class T:
     def __getattr__(self, name: str) -> Any:
         if name in _NAMES and self.dtype is None:
             return replace(self, dtype=np.dtype(_NAMES[name]))
+        if name == WR and self.dtype is not None:
+            return sums_of_warpgroup(self.extents, self.dtype)
         if name in (GL, SH, RF) and self.dtype is not None:
-            layout = Shape(self.extents) if name == SH else None
-            return Form((local(*self.extents),), name, self.dtype, layout)
-        known = f"a memory ({GL}, {SH}, {RF})" if self.dtype is not None else f"an element type ({', '.join(_NAMES)})"
+            extents = tuple(None if isinstance(e, str) else e for e in self.extents)
+            if name != GL and extents != self.extents:
+                raise TensorError(f"T{list(self.extents)}.{name}: extents with names are known at run time, and tensors in "
+                                  f"{name} need numbers")
+            names = tuple(NamedExtent(e) if isinstance(e, str) else None for e in self.extents)
+            return Form((local(*extents),), name, self.dtype, Shape(extents) if name == SH else None,
+                        names=names if any(names) else ())
+        known = f"a memory ({GL}, {SH}, {RF}, {WR})" if self.dtype is not None else f"an element type ({', '.join(_NAMES)})"
         raise AttributeError(f"T{list(self.extents)}.{name}: write {known}")
+
+
+def sums_of_warpgroup(extents: tuple, dtype: Any, columns: int | None = None) -> Form:
+    """The form of wgmma's accumulators: fragments of 64 rows and ``columns`` (None: all). Raises TensorError for others."""
+    wide = extents[-1] if columns is None else columns
+    if len(extents) != 2 or any(type(e) is not int for e in extents) or extents[0] % 64 or not 8 <= wide <= 256 or wide % 8:
+        raise TensorError(f"T{list(extents)}.{WR}: a warpgroup holds multiples of 64 rows, and 8 to 256 columns, a multiple "
+                          "of 8")
+    role = FragmentRole("c", None, np.dtype(dtype), np.dtype(dtype), WGMMA, wide)
+    return Form((local(*extents),), WR, dtype, role=role)
 
 
 class TensorError(ValueError):
@@ -257,6 +356,7 @@ class Tensor(Split):
     """A tensor: ``form`` is what is known, ``storage`` what it stands on, ``base`` and ``offset`` where it begins there."""
 
     __slots__ = ("base", "form", "offset", "storage")
+    device_methods: ClassVar[tuple[str, ...]] = ("size",)
 
     def __init__(self, form: Form, storage: Any, base: tuple, offset: tuple):
         self.form, self.storage, self.base, self.offset = form, storage, base, offset
@@ -296,6 +396,14 @@ class Tensor(Split):
         _check(form, key)
         return self._moved(form.inner, form.shape(*key), len(form.levels) > 1)
 
+    def size(self, axis: int) -> int:
+        """How many elements, or tiles, the outermost level has along a dimension, also where that is known at run time
+        (device code)."""
+        count, along, step = self.form.counted(axis)
+        if step == 0:
+            return count
+        return count * udiv(self.storage.shape[along] + step - 1, step)
+
     def seen_as(self, form: Form) -> Tensor:
         """What is here under another form: of a matrix that all workers have together, one's own part."""
         return Tensor(form, self.storage, self.base, self.offset)
@@ -321,6 +429,12 @@ class Tensor(Split):
         if type(by) is not int:
             base, offset = (tuple(map(_plus, base, by)), offset) if is_base else (base, tuple(map(_plus, offset, by)))
         return Tensor(form, self.storage, base, offset)
+
+    @property
+    def unswizzled_at(self) -> Any:
+        """Where it begins in its layout, before the swizzle, in elements: what wgmma's descriptors and TMA are told."""
+        layout: Any = self.form.layout
+        return _plus(layout(*self.base), layout(*self.offset)) if is_linear(layout) else layout(*self.at)
 
     @property
     def element_at(self) -> tuple:
@@ -356,11 +470,22 @@ def _check(form: Form, key: tuple) -> None:
     for i, extent in zip(key, extents):
         if extent is not None and not isinstance(i, Number) and not 0 <= i < extent:
             raise TensorError(f"{form} is indexed with {tuple(map(int, key))}, which is outside of it")
+    if form.names:
+        _check_steps(form)
+
+
+def _check_steps(form: Form) -> None:
+    """Raise TensorError if the outermost level goes along an extent in other steps than the grid."""
+    for along, step in (run for dim in form.shape.modes for run in _runs(dim)):
+        of = form.names[along]
+        if of.step not in (None, step):
+            raise TensorError(f"{form}: {of.name} goes along the grid in steps of {of.step}, and here in steps of {step}; "
+                              f"tile it by {of.step} first, or give the grid cdiv({of.name!r}, {step})")
 
 
 # -- from storage -----------------------------------------------------------------------------------------------------
 
-def _on(storage: Any, form: Form) -> Tensor:
+def on_storage(storage: Any, form: Form) -> Tensor:
     """The tensor of a form at the beginning of a storage: a global array, a pointer into shared memory, registers.
 
     Raises TensorError where dtype or number of dimensions are not the storage's.
@@ -378,8 +503,48 @@ def _on(storage: Any, form: Form) -> Tensor:
     return Tensor(form, storage, (0,) * rank, (0,) * rank)
 
 
-on = traced(_on)
+on = traced(on_storage)
 on.__name__ = "on"
+
+
+def _type_scaled(context: TypingContext, out: types.Type, c: types.Type, alpha: types.Type, beta: types.Type,
+                 form: types.Type) -> Any:
+    try:
+        made = on_storage(OpaqueStorage(out, None), known(form))
+    except (NotKnown, TensorError) as error:
+        raise TypingError(str(error)) from None
+    both = types.Tuple((out, c, alpha, beta))
+
+    def codegen(x: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        return lowered(x, b, Tensor(made.form, OpaqueStorage(both, x.make_tuple(b, both, v[:4])), made.base, made.offset))
+
+    return signature(type_of(Tensor(made.form, OpaqueStorage(both, None), made.base, made.offset)), out, c, alpha, beta,
+                     form), codegen
+
+
+@atom(_type_scaled)
+def on_scaled(out: Any, c: Any, alpha: Any, beta: Any, form: Form) -> Tensor:
+    """The tensor of a form whose stores of x put ``alpha x`` (`Form.scaling` 1), or ``alpha x + beta c`` (2) there."""
+    made = on_storage(out, form)
+    return Tensor(made.form, (out, c, alpha, beta), made.base, made.offset)
+
+
+def _type_matrix(context: TypingContext, tensor: types.Type) -> Any:
+    if not isinstance(tensor, SplitType):
+        return None
+    scaling = tensor.static.scaling                           # type: ignore[attr-defined]
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        storage = cgutils.create_struct_proxy(tensor)(c, b, value=v[0]).storage
+        return b.extract_value(storage, 0) if scaling else storage
+
+    return signature(tensor.storage.types[0] if scaling else tensor.storage, tensor), codegen
+
+
+@atom(_type_matrix)
+def matrix_of(tensor: Any) -> Any:
+    """The array in global memory that a tensor stands on, scaled or not."""
+    return tensor.storage[0] if tensor.form.scaling else tensor.storage
 
 
 def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
@@ -388,6 +553,11 @@ def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
         return Fragment(form.dtype, 1), form.extents
     assert form.role is not None
     role = form.role
+    if role.by == WGMMA:
+        return Fragment(role.dtype, 64 * role.columns // 128), (form.extents[0] // 64, form.extents[1] // role.columns)
+    if role.by == QUADS:
+        rows, columns = OF_QUADS[role.operand]
+        return Fragment(role.dtype, 8 if role.operand == "c" else 4), (form.extents[0] // rows, form.extents[1] // columns)
     spec = wmma.SPECS[(16, 16, 16), role.input, role.accumulator]
     kept = Fragment(role.dtype, spec.count(role.operand) if role.by == WMMA else 16 * 16 // 32)
     return kept, tuple(extent // 16 for extent in form.extents)
@@ -415,7 +585,7 @@ def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type
 
 
 def _check_allocation(form: object, offset: tuple) -> int:
-    if not isinstance(form, Form) or form.memory not in (SH, RF, FR):
+    if not isinstance(form, Form) or form.memory not in (SH, RF, FR, WR, QP):
         raise TensorError(f"Allocate({form}): a form in SH or RF is needed, for example T[8, 8].fp32.RF")
     if None in form.extents:
         raise TensorError(f"Allocate({form}): its extents must be known when the kernel is compiled")
@@ -519,6 +689,52 @@ class Blocks(Threads):
         return self.inner.places(block_x())[0]
 
 
+class Grid(Split):
+    """Blocks of a grid whose extents are known at run time: ``counts`` are those of all dimensions but the first."""
+
+    __slots__ = ("counts", "storage")
+    device_methods: ClassVar[tuple[str, ...]] = ("indices",)
+
+    def __init__(self, storage: Any, counts: tuple):
+        self.storage, self.counts = storage, counts
+
+    def __split__(self) -> tuple[Any, Any, tuple]:
+        return len(self.counts), self.storage, self.counts
+
+    @classmethod
+    def __of_parts__(cls, static: Any, storage: Any, numbers: tuple) -> Grid:
+        return cls(storage, numbers)
+
+    def places(self, number: Any) -> tuple:
+        """The coordinates of a block's number, the last fastest."""
+        out: tuple = ()
+        for count in reversed(self.counts):
+            number, out = number // count, (number % count, *out)
+        return number, *out
+
+    def indices(self) -> tuple:
+        """This block's coordinates (device code)."""
+        return self.places(block_x())
+
+
+class GridAxis(NamedTuple):
+    """A dimension of a grid: as many blocks as tiles of ``step`` cover the extent ``name``."""
+
+    name: str
+    step: int
+
+
+def cdiv(name: str, step: int) -> GridAxis:
+    """A dimension of a grid that goes along an extent with a name, in steps of so many elements. Raises TensorError.
+
+    >>> cdiv("M", 64)
+    GridAxis(name='M', step=64)
+    """
+    if not isinstance(name, str) or type(step) is not int or step < 1:
+        raise TensorError(f"cdiv({name!r}, {step!r}): give an extent's name and a number of at least 1, as in cdiv('M', 64)")
+    return GridAxis(name, step)
+
+
 def threads(*dims: int) -> Threads:
     """A block's threads in dimensions, the last fastest: ``threads(16, 16)``."""
     return Threads((Shape(dims),))
@@ -531,3 +747,5 @@ def blocks(*dims: int) -> Blocks:
 
 THREAD = Threads((Shape.of_modes(()),))
 WARP = Threads((shape(32),))
+WARPGROUP = Threads((shape(128),))
+QUADPAIR = WARP.tile(shape((4, 2), (1, 16)))

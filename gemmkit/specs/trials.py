@@ -313,8 +313,10 @@ class _Search:
         kernel = tried.launchable
         pointers = [(kernel.slot(n + 1), memory.pointer(info.pointer)) for n, info in enumerate(self.infos)]
         slots = tuple((slot, at) for slot, at in pointers if slot is not None)
+        maps: Any = tuple((kernel.slot(1 + len(self.infos) + n), pointers[one.which][1], one.encoder.arguments)
+                     for n, one in enumerate(tried.kernel.map_slots(self.infos)))
         return Job(kernel.entry().cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats),
-                   tuple(kernel.values), 1, False, False, slots, (), (),
+                   tuple(kernel.values), kernel.cluster, False, False, slots, maps, (),
                    tuple(dict.fromkeys(at.buffer for _, at in pointers)))
 
     def _expected(self, memory: Buffers, contents: Sequence[bytes]) -> np.ndarray:

@@ -30,7 +30,7 @@ import numpy as np
 
 from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.epilogues import Default, Epilogue, result_layout
-from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
+from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, at_once
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.config import (
     ChosenFields,
@@ -397,7 +397,8 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
     if mapping is None:
         if not _suit_tma(infos, layouts):
             return None
-        mapping = _of_few_rows(asked, device) if set(given) <= {"epilogue"} else None
+        if set(given) <= {"epilogue"}:
+            mapping = _of_few_rows(asked, device) or _of_few_columns(asked, device)
     if mapping is None and not _is_rewritten(asked):
         return None
     swapped = _flipped(asked)
@@ -525,6 +526,34 @@ def _of_few_rows(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
     stage = (ROWS + columns) * DEPTH * a.dtype.itemsize
     return dict(kernel="warp_specialised", operator=WGMMAOp(columns, dtype=a.dtype), splits=splits, schedule="cooperative",
                 block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage)
+
+
+# Products of a few columns and many rows: all time goes to A, and the more blocks ask for it the sooner it is there. As it
+# is, a tile has 64 rows and all columns, and the last wave of them may be short; as D^T a tile is as wide as fits the
+# multiprocessors, and blocks of a cluster share K. (H200, 2026-11-28: 9059 x 64 x 3824 nt 23.5 us by 57 tiles of 64x160 in
+# two shares, 28.9 as it is; 4608 x 64 x 11200 tt 30.9 in four, 37.0.)
+
+WIDE, LONG_K = 4096, 2048              # rows, and elements along K, at least
+WIDTHS = 160, 192, 128, 96             # of tiles of D^T
+MORE_BLOCKS = 1.2                      # times those of the product as it is
+
+
+def _of_few_columns(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
+    """The fields of the transposed product's mapping, of plain operands of one dtype that suit TMA; None for others."""
+    (M, N, K), a, d = asked.sizes, asked.infos["a"], asked.layouts["d"]
+    assert a is not None
+    if a.dtype not in SIXTEEN or not 0 < N <= ROWS or M < WIDE or K < LONG_K or asked.infos["c"] is not None:
+        return None
+    if d is not None and d.vector_axis != 1:
+        return None
+    ways = ((-(-M // width) * splits, width, splits) for width in WIDTHS for splits in (1, 2, 4)
+            if -(-M // width) <= at_once(splits, device.sm_count))
+    blocks, width, splits = max(ways, key=lambda way: way[0], default=(0, 0, 0))
+    tiles = -(-M // ROWS)
+    if blocks < MORE_BLOCKS * tiles / -(-tiles // device.sm_count):
+        return None
+    return dict(kernel="warp_specialised", operator=WGMMAOp(width, dtype=a.dtype), splits=splits, schedule="cooperative",
+                block_shape=Tile(M=ROWS, N=width, K=DEPTH // a.dtype.itemsize), warps_per_block=4)
 
 
 # -- what is not given of a configuration -----------------------------------------------------------------------------

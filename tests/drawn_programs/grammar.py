@@ -64,6 +64,8 @@ class Drawing:
         self.late = np.random.default_rng((seed, number, 2))   # of several stacks and pieces
         self.last = np.random.default_rng((seed, number, 3))   # of pages, and of where rounds begin
         self.new = np.random.default_rng((seed, number, 4))    # of wide heads, of sums beside products, of elements without rows
+        self.types = np.random.default_rng((seed, number, 5))  # of operands of other types, and of largest elements beside products
+        self.operands = ""                                     # their type, if it is another one than other arrays'
         self.grouped = False                                   # whether neighbours of the stack share matrices
         self.halved: set[str] = set()                          # other stacks whose neighbours do
         self.arrays: list[Array] = []
@@ -104,7 +106,8 @@ class Drawing:
     def array(self, dims: tuple[str, ...], role: str, dtype: str = "", style: str = "normal", reuse: float = 0.5, scale: float = 0.25) -> Array:
         """An array with these axes: one that is there in another role, or a new one."""
         dims = tuple(map(self.of, dims))
-        dtype = dtype or (self.dtype if role == "operand" else self.pick("float32", self.dtype, "float16", "bfloat16"))
+        scale = 2.0 if role == "operand" and self.operands == "int8" else scale
+        dtype = dtype or (self.operands or self.dtype if role == "operand" else self.pick("float32", self.dtype, "float16", "bfloat16"))
         known = [x for x in self.arrays if x.dims == dims and x.role in ("operand", "element") and x.style == style
                  and (role != "operand" or x.dtype == dtype)]
         if known and self.chance(reuse):
@@ -374,6 +377,12 @@ def tile_program(of: Drawing) -> Source:
     of.classes = {"h": "H", "m": of.of("M"), "n": of.of("N"), "k": of.of("K"), "j": of.of("J")}
     tile = ("h", "m", "n") if of.stack else ("m", "n")
     body: list[Statement] = []
+    if of.types.random() < 0.15:
+        of.operands = str(of.types.choice(["float32", "int8", "float8_e4m3fn", "float8_e5m2"]))
+        of.tags.add(f"operands of {of.operands}")
+    least = bool(of.types.random() < 0.5)
+    most = of.cell(body, "most", ("m",), math.inf if least else -math.inf) if of.types.random() < 0.12 else None
+    kept = False
     cells = [of.cell(body, "acc", ("m", "n"), begins(of, ("m", "n"), of.pick(0.0, 0.0, 0.0, 1.0)))]
     if of.chance(0.3):
         cells.append(of.cell(body, "other", ("m", "n"), begins(of, ("m", "n"), 0.0)))
@@ -400,6 +409,12 @@ def tile_program(of: Drawing) -> Source:
             if plain or of.chance(0.1):
                 x = of.pick(*(plain or left))
                 inside.append(Add("sums", Expr("sum", (x,), 1, ("m",))))
+        blocks = [x for x in left if x.op in ("load", "transpose") and "tf32" not in str(x)]
+        if most is not None and blocks:
+            kept = True
+            of.tags.add("smallest elements beside products" if least else "largest elements beside products")
+            found = Expr("rowmin" if least else "rowmax", (blocks[int(of.types.integers(len(blocks)))],), 1, ("m",))
+            inside.append(Put("most", of.make("min" if least else "max", most, found)))
         if columns is not None:
             x = right[0]
             if of.new.random() < 0.3:
@@ -421,6 +436,8 @@ def tile_program(of: Drawing) -> Source:
         leaves += [lambda: of.make("mul", rows, number(0.25))]
     if columns is not None:
         leaves += [lambda: of.make("mul", columns, number(0.25))]
+    if kept and most is not None:
+        leaves += [lambda: of.make("max", of.make("min", most, number(4.0)), number(-4.0))]
     if of.stack:
         leaves += [lambda: of.load(of.array(("H",), "element", scale=0.5), "h")]
     if of.chance(0.1):
@@ -437,6 +454,8 @@ def tile_program(of: Drawing) -> Source:
     if has_rows and rows is not None and of.chance(0.7):
         value = of.make(of.pick("mul", "add"), rows, of.element(("m",))) if of.chance(0.5) else rows
         body.append(of.store(tile[:-1], (), value, "n"))
+    if kept and most is not None and of.types.random() < 0.7:
+        body.append(of.store(tile[:-1], (), most, "n"))
     if columns is not None and of.chance(0.7):
         value = of.make(of.pick("mul", "add"), columns, of.element(("n",))) if of.chance(0.5) else columns
         body.append(of.store((*tile[:-2], "n"), (), value, "m"))
@@ -449,10 +468,13 @@ def operand(of: Drawing, one: str, other: str, before: list[Expr]) -> Expr:
         return of.pick(*before)
     stack = of.stacked()
     h = ("H",) if stack else ()
+    def read(x: Expr) -> Expr:
+        return Expr("cast", (x,), ("'tf32'", "tf32"), x.dims) if of.operands == "float32" else x
+
     if of.chance(0.7):
-        return of.load(of.array((*h, of.classes[one], of.classes[other]), "operand"), *stack, one, other)
+        return read(of.load(of.array((*h, of.classes[one], of.classes[other]), "operand"), *stack, one, other))
     x = of.load(of.array((*h, of.classes[other], of.classes[one]), "operand"), *stack, other, one)
-    return Expr("transpose", (x,), None, (one, other))
+    return Expr("transpose", (read(x),), None, (one, other))
 
 
 # -- chains -----------------------------------------------------------------------------------------------------------------

@@ -275,7 +275,10 @@ class Numbers:
         if x.op not in ("load", "transpose", "cast"):
             dtype = next(self.given[z.data[0]].dtype for z in expressions(y) if z.op == "load")
             left = self.operation("cast", [left], ("", dtype))
-        return self.dot(left, right)
+        made = self.dot(left, right)
+        if any(z.op == "load" and self.given[z.data[0]].dtype.startswith("float8") for z in expressions(y)):           # sums have 14 bits
+            made = Bounded(made.dims, made.value, made.error + 2.0 ** -12 * (np.abs(left.value) @ np.abs(right.value)))
+        return made
 
     def operation(self, op: str, args: list[Bounded], data: Any = None) -> Bounded:
         if op == "transpose":
@@ -284,6 +287,8 @@ class Numbers:
             return self.folded(op, args[0], data)
         if op == "cast":
             (x,) = args
+            if data[1] == "tf32":                      # which tensor cores make by cutting mantissas
+                return Bounded(x.dims, x.value, x.error + 2.0 ** -10 * np.abs(x.value))
             return Bounded(x.dims, x.value, x.error + np.where(np.isfinite(x.value), rounding(data[1], x.value), 0.0))
         if op == "rsqrt":
             return self.operation("div", [self.constant(1.0), self.operation("sqrt", args)])

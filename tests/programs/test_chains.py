@@ -307,10 +307,11 @@ def test_signs_of_numbers_are_a_plan_s() -> None:
 @pytest.mark.parametrize("mapping, words", [
     (gk.Mapping({"k": 64}), "indices are m, n"), (gk.Mapping({"m": 64}, warpgroups=2), "128 are needed"), (gk.Mapping({"m": 72}), "64, 128 or 192 are needed"), (gk.Mapping({"n": 72}), "multiple of 16"),
     (gk.Mapping(stages={"w": 2}), "the arrays in stages are q, k, v"), (gk.Mapping({"n": 128}, stages=16), "bytes of shared memory"),
-    (gk.Mapping({"n": 256}), "registers of a thread"), (gk.Mapping(shared_bytes=10_000), "10000 are there"),
+    (gk.Mapping({"n": 256}), "registers of a thread"), (gk.Mapping(shared_bytes=10_000), "only 10000 are available"),
     (gk.Mapping(warpgroups=1, turns=True), "2 or 3 warpgroups"), (gk.Mapping(ahead=False, across=True), "ahead is False"),
     (gk.Mapping(stages={"q": 1}, across=True), "q has 1 stage, and 2 are needed"),
-    (gk.Mapping(places={"k": "registers"}), "an operand, which TMA brings"), (gk.Mapping(places={"z": "registers"}), "values are")])
+    (gk.Mapping(places={"k": "registers"}), "an operand, which TMA brings"), (gk.Mapping(places={"z": "registers"}), "values are"),
+    (gk.Mapping(places={"p": "shared"}), "values of whole rows are in registers")])
 def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=mapping)
@@ -334,7 +335,7 @@ def test_orders_that_a_program_does_not_have() -> None:
 
 @pytest.mark.parametrize("given, words", [
     (dict(ahead=1), "True, False or None"), (dict(turns=1), "True, False or None is needed$"), (dict(stages={"k": 0}), "1 to 16"),
-    (dict(places={"p": "shared"}), "'registers'")])
+    (dict(places={"p": "global"}), "'registers'")])
 def test_fields_out_of_range(given: dict[str, Any], words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         gk.Mapping(**given)

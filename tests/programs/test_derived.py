@@ -119,8 +119,33 @@ def test_tiles_are_as_wide_as_they_fit() -> None:
     assert listing.residual.plan(*a, mapping=gk.Mapping(shared_bytes=200_000)).mapping.blocks["n"] == 192
     lower = listing.residual.plan(*a, mapping=gk.Mapping({"n": 256}, shared_bytes=200_000)).mapping
     assert lower.blocks["n"] == 256 and lower.blocks["m"] == 64
+    said = gk.Mapping({"m": 128, "n": 256}, shared_bytes=200_000)
+    assert listing.residual.plan(*a, mapping=said).mapping.places == {"d": "registers", "e": "registers"}
     with pytest.raises(gk.ConfigError, match="bytes of shared memory"):
-        listing.residual.plan(*a, mapping=gk.Mapping({"m": 128, "n": 256}, shared_bytes=200_000))
+        listing.residual.plan(*a, mapping=dataclasses.replace(said, places={"d": "shared"}))
+
+
+@pytest.mark.kin(1)
+@pytest.mark.parametrize("bound, warpgroups", [(40_000, 1), (60_000, 2)])
+def test_results_leave_from_registers_if_shared_memory_has_no_room(drawn: Drawn, bound: int, warpgroups: int) -> None:
+    arrays, mapping = [drawn(135, 200), drawn(200, 136), empty(135, 136)], gk.Mapping(shared_bytes=bound, warpgroups=warpgroups)
+    plan = listing.gemm.plan(*arrays, mapping=mapping)
+    assert plan.module.SHARED_BYTES <= bound and plan.mapping.warpgroups == warpgroups
+    assert plan.mapping.places == {"d": "registers"} and "out_d = OctetOut" in plan.text
+    assert plan.text == listing.gemm.plan(*arrays, mapping=plan.mapping).text
+    check(listing.gemm, *arrays, mapping=mapping)
+
+
+@pytest.mark.parametrize("places, words", [
+    ({"a": "registers"}, "instructions read in shared memory"), ({"acc": "shared"}, "add to it in registers"),
+    ({"c": "shared"}, "threads read it in global memory"), ({"e": "shared"}, "it leaves from registers: TMA"),
+    ({"q": "shared"}, "the cells of the program are acc, and its arguments a, b, c, d, e")])
+def test_places_that_cannot_be(drawn: Drawn, places: dict[str, str], words: str) -> None:
+    arrays = [drawn(64, 64), drawn(64, 64), drawn(64, 64), empty(64, 64), empty(64, 64, dtype=F32)]
+    with pytest.raises(gk.ConfigError, match=words):
+        listing.residual.plan(*arrays, mapping=gk.Mapping(places=places))
+    kept = listing.residual.plan(*arrays, mapping=gk.Mapping(places={"a": "shared", "acc": "registers", "d": "shared"}))
+    assert "out_d = TmaOut" in kept.text
 
 
 @pytest.mark.kin(1)
@@ -351,7 +376,7 @@ def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
     (gk.Mapping({"q": 64}), "indices are m, n, k"), (gk.Mapping({"m": 64}), "128 are needed"),
     (gk.Mapping({"n": 72}), "64, 128, 192 or 256"), (gk.Mapping({"n": 256}, warpgroups=3), "128 columns fit"),
     (gk.Mapping(stages=1), "2 are needed"), (gk.Mapping(stages=16), "bytes of shared memory"),
-    (gk.Mapping(shared_bytes=10_000), "10000 are there"),
+    (gk.Mapping(shared_bytes=10_000), "only 10000 are available"),
     (gk.Mapping(stages={"a": 2, "b": 3}), "a and b share stages"), (gk.Mapping(stages={"d": 2}), "the arrays in stages are a, b"),
     (gk.Mapping(ahead=True), "these rounds only add"), (gk.Mapping(across=True), "these rounds only add"),
     (gk.Mapping(turns=True), "these rounds only add"), (gk.Mapping(descending=True), "tiles of whole rows"),

@@ -11,7 +11,10 @@ import pytest
 import gemmkit as gk
 from gemmkit.programs import calls
 from gemmkit.runtime import cache
+from tests.programs import test_extremes as folds
+from tests.programs import test_inlined as inlined
 from tests.programs import test_roles as roles
+from tests.programs import test_types as types
 from tests.support import chains, large_scores, row_programs
 from tests.support import programs as listing
 from tests.support.machines import MACHINES
@@ -26,6 +29,17 @@ def there(x: np.ndarray) -> Any:
 
     whole = x if x.base is None else x.base
     return cupy.asarray(whole)[tuple(slice(extent) for extent in x.shape)] if whole.ndim == x.ndim else cupy.asarray(x)
+
+
+def with_8_bits(x: np.ndarray) -> Any:
+    """The same of floats of 8 bits, which PyTorch has."""
+    if x.dtype not in (types.E4M3, types.E5M2):
+        return there(x)
+    import torch
+
+    whole = x if x.base is None else x.base
+    made = torch.from_numpy(whole.view(np.uint8)).cuda().view(getattr(torch, x.dtype.name))
+    return made[tuple(slice(extent) for extent in x.shape)]
 
 
 def checked(case: tuple[gk.Program, list[np.ndarray], gk.Mapping, dict[str, Any]],
@@ -478,3 +492,57 @@ def test_many_tiles(sizes: tuple[int, int, int], rng: np.random.Generator) -> No
     x, y = (np.asarray((a.astype("f8") @ other.astype("f8")).get()) for other in (b, c))
     exact = x / (1 + np.exp(-x)) * y
     assert np.abs(d.get() - exact).max() <= 2e-3 * np.abs(exact).max()
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("seed", range(60))
+def test_operands_of_other_types(seed: int) -> None:
+    """float32 as tf32, and 8 bits, by both kernels; sums keep 14 bits of 8-bit floats."""
+    program, arrays, mapping, more, lost = types.drawn_case(seed)
+    given = program.bound(tuple(with_8_bits(x) for x in arrays), more)
+    plan = program.plan(**given, mapping=mapping)
+    plan.run(given)
+    sizes = program.reference(*map(np.abs, arrays), **more)
+    for got, wanted, size in zip((given[name].get() for name in plan.results), types.each(program.reference(*arrays, **more)),
+                                 types.each(sizes), strict=True):
+        types.close(got, wanted, size, lost)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8], ids=["int8", "uint8"])
+@pytest.mark.parametrize("kernel", ["", "multistage"])
+@pytest.mark.parametrize("m, n, k", [(4096, 4096, 4096), (300, 1000, 16384), (65, 72, 80)])
+def test_products_of_integers_are_exact(dtype: Any, kernel: str, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+    import cupy
+
+    a, b = (rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape).astype(dtype) for shape in ((m, k), (n, k)))
+    d = cupy.full((m, n), -7, np.int32)
+    types.rows_by_rows(cupy.asarray(a), cupy.asarray(b), d, of=types.as_it_is, mapping=gk.Mapping(kernel=kernel))
+    rows = rng.integers(0, m, 20)
+    assert np.array_equal(d[rows].get(), (a[rows].astype(np.float64) @ b.T.astype(np.float64)).astype(np.int64))
+
+
+@pytest.mark.parametrize("bound", [0, 40_000, 60_000, 100_000, 200_000])
+def test_bounds_of_shared_memory(bound: int, rng: np.random.Generator) -> None:
+    arrays = [chains.half(rng, 1000, 520), chains.half(rng, 520, 1032), chains.empty(1000, 1032)]
+    plan = checked((listing.gemm, arrays, gk.Mapping(shared_bytes=bound), {}))
+    assert not bound or plan.module.SHARED_BYTES <= bound
+    checked((listing.gemm, arrays, gk.Mapping(places={"d": "registers"}), {}))
+
+
+def test_programs_that_call_programs(rng: np.random.Generator) -> None:
+    a, b, c, e = (chains.half(rng, *shape) for shape in ((520, 200), (200, 1032), (328, 520), (328, 1032)))
+    checked((inlined.two_products, [a, b, c, e, chains.empty(520, 1032)], gk.Mapping(), {}))
+    for variant in ("product", "product_by_rows"):
+        given = [a[:, :64], b[:64, :64], chains.empty(520, 64)]
+        checked((inlined.product, given, gk.Mapping(variants={"product": variant}), {}))
+
+
+@pytest.mark.parametrize("kernel", ["", "multistage"])
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("m, n, k", [(1000, 1032, 520), (300, 67, 65), (1, 8, 1), (4096, 2048, 1000)])
+def test_largest_and_smallest_elements(kernel: str, sign: int, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+    arrays = folds.of_one_sign(rng, sign, m, n, k)
+    mapping = gk.Mapping({"n": 64}, kernel=kernel)
+    checked((folds.extremes, arrays, mapping, {}))
+    a, b = np.ascontiguousarray(np.pad(arrays[0].T, ((0, 0), (0, -m % 8))))[:, :m], arrays[1]
+    checked((folds.turned, [a, b, folds.result(m, n), folds.result(m)], mapping, {}))

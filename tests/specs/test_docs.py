@@ -11,6 +11,7 @@ from tests.support import markdown
 from tests.support.code_lines import source_of
 
 PAGE = markdown.ROOT / "docs" / "specs.md"
+OWN = markdown.ROOT / "docs" / "how_to" / "instruction.md"
 
 
 @pytest.mark.parametrize("name", ["scalar", "registers", "shared_tile"])
@@ -33,5 +34,26 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 13
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 15
+    assert printed == shown
+
+
+@pytest.mark.compile
+def test_an_instruction_of_ones_own(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """The page's instruction is entered for this test alone."""
+    from gemmkit.specs import accesses
+
+    monkeypatch.setattr(accesses, "_known", {kind: list(classes) for kind, classes in accesses._known.items()})
+    accesses.instruction.cache_clear()
+    shown = [block.text for block in markdown.blocks(OWN) if block.language == "text"]
+    printed: list[str] = []
+
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        if said:
+            printed.append(said)
+
+    try:
+        assert markdown.run(OWN, monkeypatch, rng, {}, check) == 4
+    finally:
+        accesses.instruction.cache_clear()
     assert printed == shown

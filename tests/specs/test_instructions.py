@@ -254,7 +254,7 @@ TILE = T[16, 16].fp16.SH.stored("[(16,16):(24,1)]")
     ("LoadMatrices", ("Move", WARP, TILE.tile(1, 8).inner, T[2, 4].fp16.RF.tile(1, 2))),
     ("CombineHalves", ("BinaryPointwise", "*", THREAD, T[()].fp16.RF, T[()].fp16.RF, T[()].fp16.RF)),
     ("CombineHalves", ("BinaryPointwise", "+", THREAD, T[2].fp16.RF, T[2].fp16.RF, T[2].fp16.RF)),
-    ("Combine", ("BinaryPointwise", "max", THREAD, T[2].fp16.RF, T[2].fp16.RF, T[2].fp16.RF)),
+    ("CombineElements", ("BinaryPointwise", "max", THREAD, T[2].fp16.RF, T[2].fp16.RF, T[2].fp16.RF)),
     ("MultiplyAdd", ("MatMul", THREAD, T[()].fp16.RF, T[()].fp16.RF, T[()].fp16.RF)),
     ("MultiplyAddPairs", ("MatMul", THREAD, T[2].fp16.RF, T[2].fp16.RF, T[2].fp16.RF)),
     ("MultiplyAdd", ("MatMul", THREAD, T[()].fp32.RF, T[()].fp32.RF, T[()].fp32.RF)),
@@ -265,7 +265,7 @@ TILE = T[16, 16].fp16.SH.stored("[(16,16):(24,1)]")
     ("StoreFragment", ("Move", WARP, fragment("c"), T[16, 16].fp32.SH)),
     ("MultiplyFragments", ("MatMul", WARP, fragment("a"), fragment("b"), fragment("c"))),
     ("InitFragment", ("Init", WARP, fragment("c"))),
-    ("Exchange", ("Shfl", "bfly", 16, WARP, T[()].fp32.RF, T[()].fp32.RF)),
+    ("ShuffleElements", ("Shfl", "bfly", 16, WARP, T[()].fp32.RF, T[()].fp32.RF)),
 ])
 def test_table_2(name: str, given: tuple) -> None:
     assert type(instruction(*given)).__name__ == name
@@ -276,7 +276,7 @@ def test_table_2(name: str, given: tuple) -> None:
     (("Move", THREAD, T[8].fp16.GL, T[4].fp16.RF), "8 elements go to 4"),
     (("Move", THREAD, T[8].fp16.GL, T[8].fp32.RF), "float16 goes to float32"),
     (("Move", WARP, T[8].fp16.GL, T[8].fp16.RF), "32 threads execute it, not 1"),
-    (("Move", WARP, T[16, 16].fp16.SH.tile(1, 8).inner, T[2, 2].fp16.RF.tile(1, 2)), r"destination is \[2,1\].\[1,2\].fp16.RF, not \[2,2\].\[1,2\]"),
+    (("Move", WARP, T[16, 16].fp16.SH.tile(1, 8).inner, T[3, 2].fp16.RF.tile(1, 2)), r"destination is \[3,1\].\[1,2\].fp16.RF, not \[2,2\].\[1,2\]"),
     (("Move", WARP, T[16, 16].fp16.SH.stored("[(16,16):(20,1)]").tile(1, 8).inner, T[2, 4].fp16.RF.tile(1, 2)), "a row is not 16 bytes of neighbours, aligned"),
     (("Move", WARP, T[16, 16].fp16.SH.stored("[(16,16):(20,1)]"), fragment("a")), "not a multiple of 16 bytes"),
     (("Move", WARP, TILE, fragment("a", "col")), "the fragment is of a tile in col order"),
@@ -309,7 +309,7 @@ ROWS = {
     copied: ((Out((32, 4), "f4"), F32_ARRAY), {r"cp\.async\.cg": 1, r"cp\.async\.wait_group 0": 1}),
     of_halves: ((Out((32, 8), "f2"), F16_ARRAY, F16_ARRAY), {r"mul\.rn\.f16 ": 1, r"add\.rn\.f16x2": 1, r"fma\.rn\.f16 ": 1, r"fma\.rn\.f16x2": 1}),
     by_tensor_cores: ((Out((16, 8), "f4"), np.zeros((16, 64), "f2"), np.zeros((64, 8), "f2", order="F")),
-                              {r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16": 1, r"mma\.sync\.aligned\.m16n8k16\.row\.col": 1}),
+                              {r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16": 4, r"mma\.sync\.aligned\.m16n8k16\.row\.col": 4}),  # unrolled
     by_quad_pairs: ((Out((32, 8), "f4"), np.zeros((32, 4), "f2"), np.zeros((4, 8), "f2")), {r"mma\.sync\.aligned\.m8n8k4\.row\.col\.f32\.f16\.f16\.f32": 1}),
     norms: ((Out((2, 2), "f4"), np.zeros((2, 256), "f4")), {r"shfl\.sync\.bfly": 10, r"ld\.global\.v4": 2}),
 }

@@ -172,7 +172,7 @@ def test_figure_8(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(("arrays", "words"), [
     ((np.zeros((32, 32), "f2"),) * 2, "takes 3 arrays, not 2"),
-    ((np.zeros((32, 16), "f2"),) * 3, r"A is of shape \(32, 16\), and its type is \[32,32\].fp16.GL"),
+    ((np.zeros((32, 16), "f2"),) * 3, r"A has shape \(32, 16\), and its type is \[32,32\].fp16.GL"),
     ((np.zeros((32, 32), "f4"),) * 3, "A has dtype float32"),
 ])
 def test_arrays_that_are_not_of_their_types(arrays: tuple, words: str) -> None:
@@ -201,7 +201,7 @@ def without_a_type(blocks: Any, threads: Any, a) -> None:  # type: ignore[no-unt
 
 @pytest.mark.parametrize("function", [in_shared_memory, without_a_type])
 def test_tensors_need_types(function: Any) -> None:
-    with pytest.raises(specs.TensorError, match=rf"{function.__name__}\(a\): annotate each of 1 to 4 tensors"):
+    with pytest.raises(specs.TensorError, match=rf"{function.__name__}\(a\): annotate each tensor with its type"):
         specs.kernel(grid=(1,), block=(32,))(function)
 
 

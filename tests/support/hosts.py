@@ -133,6 +133,25 @@ class Host:
     def as_numpy(self, array: np.ndarray) -> np.ndarray:
         return array.astype(np.result_type(array.dtype, np.float64))
 
+    def rival(self, case: Any, x: Any) -> Call:
+        call: Call = (lambda: self.plain(x.a, x.b, x.peer_out)) if case.work == "row sums of a" else case.of.peers(self, x)
+        return call
+
+    def rival_title(self, case: Any) -> str:
+        return f"NumPy: {case.rival}"
+
+    def mixed(self, case: Any, x: Any) -> Call:
+        def call() -> None:
+            self.now += self.slower
+            found = case.reference(self, x, slice(None))
+            for part, wanted in enumerate(found) if isinstance(x.peer_out, list) else ((..., found),):
+                x.peer_out[part][...] = wanted * self.scale
+
+        return call
+
+    def mixed_title(self, case: Any) -> str:
+        return f"NumPy: {case.work}"
+
     def attention(self, case: Any) -> Callable[..., np.ndarray]:
         """As `case.expected` has it: head by head."""
         def call(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from gemmkit.programs.chains import chain as chains
 from gemmkit.programs.chains import schedule
 from gemmkit.programs.chains import schedule as orders
 from gemmkit.programs.launches import BEGIN
-from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
+from gemmkit.programs.places import Await, Fill, Promote, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
@@ -294,7 +294,7 @@ def check_grid_order(order: Any) -> None:
     """Of rounds that only add."""
     rounds = order.rounds
     for count in range(4):
-        filled = awaited = started = over = released = 0
+        filled = awaited = started = over = released = promoted = 0
         begun, read = set[int](), 0
         for event in [*order.before, *list(order.round) * count, *order.after]:
             if isinstance(event, Fill):
@@ -306,8 +306,14 @@ def check_grid_order(order: Any) -> None:
                 started += 1
                 expect(started == awaited, "products start before their stage is full")
                 expect(list(map(id, event.products)) == list(map(id, rounds.products)), "a round's products are not all there")
+                expect(not rounds.promotes or promoted == started - 1 <= over, "sums of a stage are not added before the next ones begin")
+                begun = set() if rounds.promotes else begun
                 for product in rounds.products:
                     init = product.carried.init
+                    if rounds.promotes:                # each stage's begin anew
+                        expect((product in event.fresh) == (id(product.carried) not in begun), f"the sums of {product.a.name} go on")
+                        begun.add(id(product.carried))
+                        continue
                     expect((product in event.fresh) <= (id(product.carried) not in begun and init.op == "const" and init.data == 0),
                            f"the sums of {product.a.name} by {product.b.name} begin anew")
                     begun.add(id(product.carried))
@@ -317,11 +323,15 @@ def check_grid_order(order: Any) -> None:
                 expect(list(event.row_sums) == rounds.row_sums and list(event.column_sums) == rounds.column_sums, "sums are left out")
             elif isinstance(event, Wait):
                 over = max(over, started - event.pending)
+            elif isinstance(event, Promote):
+                promoted += 1
+                expect(promoted <= over, "sums are added while products add to them")
             elif isinstance(event, Release):
                 released += 1
                 expect(released <= over and (not rounds.is_read_by_threads or released <= read), "a stage is released while it is read")
         expect(filled == awaited == started == over == released == count + 1, f"of {count + 1} rounds {filled} are filled, {awaited} "
                f"awaited, {over} waited for and {released} released")
+        expect(promoted == (count + 1 if rounds.promotes else 0), f"sums of {promoted} stages are added")
         expect(read == (count + 1 if rounds.is_read_by_threads else 0), "threads do not read each stage once")
 
 
@@ -353,6 +363,12 @@ def check_memory(text: Text) -> None:
     for name, out in text.of_kind(collectives.TmaOut).items():
         nbytes = out.block_m * -(-out.columns // out.head.line) * out.head.line * out.dtype.itemsize
         regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, ""))
+    for name, place in text.of_kind(sums.ComputedTile).items():
+        expect(bytes_of(place) == place.stage_bytes, f"{name} has {bytes_of(place)} bytes in places of {place.stage_bytes}")
+        expect(place.barrier == 1 + constants["WARPGROUPS"].consumers and 2 * place.lines == 128 * constants["WARPGROUPS"].consumers,
+               f"warpgroups meet about {name} at barrier {place.barrier}")
+        regions += [Region(f"place {n} of {name}", place.offset + n * place.stage_bytes, place.offset + (n + 1) * place.stage_bytes, 1024, "")
+                    for n in range(2)]
     for name, kept in text.of_kind(sums.ColumnValues).items():
         regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
     total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block
@@ -408,6 +424,7 @@ def check_registers(text: Text) -> None:
                       if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)]
             need = max(most_live(text, loop) for loop in rounds)
             room = kernel.room[choice.warpgroups] + (schedule.AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else 0)
+            room += 2 * schedule.AT_ONCE[choice.warpgroups] * bool(resizing.made.chain.added)
         expect(need <= room, f"sums and fragments of {need} registers, of {room}")
         expect(groups.consumers == choice.warpgroups, f"{groups.consumers} warpgroups of {choice.warpgroups}")
     if groups.few:
@@ -490,6 +507,12 @@ def _largest(args: Iterable[ast.expr], sizes: dict[str, int]) -> int:
 
 def check_spare(plan: plans.ProgramPlan) -> None:
     """Arrays in the stream's memory: what the first kernel stores lies apart, and is what the second one reads."""
+    counted = bool(plan.resizing and getattr(getattr(plan.resizing, "made", None), "choice", None) and plan.resizing.made.choice.ordered)
+    if counted:
+        made, info = plan.resizing.made, plan.infos["turn_counts"]     # type: ignore[union-attr]
+        blocks = -(-made.chain.sizes[made.chain.index.extent] // made.choice.blocks[made.chain.index.name])
+        expect(plan.spare == ("turn_counts",) and info.dtype == np.uint32 and info.shape[0] >= blocks, f"counters are {info}")
+        return
     if plan.merge is None:
         expect(not plan.spare, "arrays of the stream's memory that nothing merges")
         return
@@ -577,9 +600,9 @@ def check_maps(text: Text) -> None:
             tile = text.tiles[f"{block}_tile"]
             line, lines = spec.box[:2]
             whole = tile.part[0] * line * lines * tile.parts * tile.dtype.itemsize
-            expect(line == tile.line in (32, 64) and lines == tile.part[1] <= 256 and whole == bytes_of(tile),
+            expect(line == tile.line and line * tile.size in (64, 128) and lines == tile.part[1] <= 256 and whole == bytes_of(tile),
                    f"the map of {block} brings {spec.box}, and a block is {tile.lines} x {tile.columns} in {tile.parts} parts")
-            expect(spec.swizzle == 2 * line and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
+            expect(spec.swizzle == tile.size * line and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
         expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
     wanted += plan.printed.callees.names
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
@@ -601,6 +624,8 @@ def check_outs(text: Text) -> None:
         m, n = 64 * groups, 0
     expect(m in (64 * groups, 64 * groups * len(text.sizes_of_parts)), f"tiles of {m} rows for {groups} warpgroups")
     for name in plan.printed.outs:
+        if name in plan.spare and plan.merge is None:  # counters
+            continue
         out, info = text.constants[f"out_{name}"], plan.infos[name]
         one = isinstance(out, (collectives.RowsOut, sums.ColumnsOut))
         stacks = len(info.shape) - (1 if one else 2)
@@ -642,6 +667,9 @@ def check_barriers(text: Text) -> None:
     groups, cluster = text.constants["WARPGROUPS"], text.plan.cluster
     for name, ring in text.of_kind(Pipeline).items():
         tiles = [text.tiles[tile] for tile in text.tiles_of_rings[name]]
+        if name == "ring_turns":
+            expect((ring.stages, ring.full_arrivals, ring.empty_arrivals, ring.readers) == (1, 1, 4 * groups.consumers, WARPS), f"{name}: {ring}")
+            continue
         by_threads = _is_read_by_threads(text, name)
         shared = any(tile.peers for tile in tiles)
         each = (4 if by_threads else 1) * groups.consumers

@@ -16,15 +16,15 @@ from gemmkit.programs.chains.chain import ProductPart, dots, late_values
 from gemmkit.programs.places import walked
 from gemmkit.programs.values import Axis
 from tests.verifier.texts import Text, expect
-from tests.verifier.walks import Given, State, Walk
+from tests.verifier.walks import KEEPER, TURNS, Given, State, Walk
 
 Log = list[tuple[Any, ...]]
 Taken = tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], Log]               # a block's tiles, products and events
 
 
 def check_paths(text: Text) -> None:
-    """Of the producer's thread and one of the consumers'."""
-    for thread in (0, 128):
+    """Of the producer's thread, of the one that looks after turns, and one of the consumers'."""
+    for thread in (0, *([KEEPER] if TURNS in text.constants else []), 128):
         for state in Walk(text, thread).run():
             check_end(text, thread, state)
 
@@ -35,19 +35,22 @@ def check_end(text: Text, thread: int, state: State) -> None:
     cluster = text.plan.cluster
     met = [("barrier",) if cluster.is_single else ("cluster_barrier",)]
     begins = [*[("initialise", name) for name in text.rings], ("mbarrier_fence_init",)] if thread == 0 else []
-    wanted = [*begins, *met, ("grid_launch_dependents",), ("grid_wait",), ("release_registers",) if thread == 0 else ("claim_registers",),
-              *([] if cluster.is_single else met)]
-    expect(events == wanted, f"thread {thread} sets up {events}, and not {wanted}")
-    if thread:
+    early = [] if TURNS in text.constants else [("grid_launch_dependents",), ("grid_wait",)]      # blocks that wait for each other run alone
+    wanted = [*begins, *met, *early, ("release_registers",) if thread < 128 else ("claim_registers",), *([] if cluster.is_single else met)]
+    expect(sorted(events) == sorted(wanted) and [x for x in events if x[0] != "initialise"] == [x for x in wanted if x[0] != "initialise"],
+           f"thread {thread} sets up {events}, and not {wanted}")
+    expect(thread != KEEPER or (state.turn == 0 and state.rings[TURNS].filled == state.rings[TURNS].released), "a turn is not over at the end")
+    if thread >= 128:
+        expect(not state.put, f"{state.put} is put, and not taken")
         expect(not state.groups and state.open is None, "products are on their way at the end")
         for name, ring in state.rings.items():
             expect(ring.filled == ring.released, f"{name}: of {ring.filled} stages that are awaited {ring.released} are released")
         expect(state.turn in (0, 1), "a turn is not given on")
         finished = [event[1] for event in state.log if event[0] == "finish"]
-        outs = [f"out_{name}" for name in text.plan.printed.outs]
+        outs = [f"out_{name}" for name in text.plan.printed.outs if name not in text.plan.spare or text.plan.merge is not None]
         expect(sorted(finished) == sorted(outs), f"{finished} are finished, and {outs} are stored")
     first = next((n for n, event in enumerate(state.log) if event[0] in ("fill", "wait", "store")), len(state.log))
-    expect(("grid_wait",) in state.log[:first], "memory is touched before the kernel before is over")
+    expect(("grid_wait",) in state.log[:first] or not early, "memory is touched before the kernel before is over")
 
 
 SETTING_UP = ("initialise", "barrier", "cluster_barrier", "mbarrier_fence_init", "grid_launch_dependents", "grid_wait",
@@ -75,7 +78,7 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
     tiles = int(text.index_functions["tiles"](_Numbers(case.numbers)))
     grid = tiles if multistage else min(tiles, case.grid) * cluster
     stored = defaultdict[str, list[tuple[Any, ...]]](list)
-    taken = list[Taken]()
+    taken, kept = list[Taken](), list[Log]()
     for block in range(grid):
         def walked(thread: int, block: int = block) -> Log:
             (state,) = Walk(text, thread, Given(case.numbers, block, grid, case.votes, case.held, case.offsets, program.watched)).run()
@@ -93,12 +96,37 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
         _check_sums(text, consumer, len(program.tiles_of(consumer, case)) // len(text.sizes_of_parts))
         if not multistage:
             places = _replayed(text, walked(0), consumer)
+            if TURNS in text.constants:
+                kept.append(walked(KEEPER))
+                given, had = kept[-1].count(("give",)), consumer.count(("wait", TURNS))
+                expect(given == had, f"{given} turns are given, and {had} taken")
             products = [tuple((name, places[ring][at][name]) for name, ring, at in tiles_of) for tiles_of in products]
         for event in consumer:
             if event[0] == "store":
                 stored[event[1]].append((event[2].name, event[3], block))
         taken.append((program.tiles_of(consumer, case), products, consumer))
     program.check(case, stored, taken)
+    check_turns(kept, case)
+
+
+def check_turns(kept: list[Log], case: Case) -> None:
+    """Each counter is awaited by one tile after the other, and is 0 at the end. Some block can always go on."""
+    counts, at = Counter[int](), [0] * len(kept)
+    steps = [[event for event in log if event[0] in ("await_counter", "atomic_add")] for log in kept]
+    seen = set[tuple[int, int]]()
+    while any(n < len(own) for n, own in zip(at, steps)):
+        moved = False
+        for block, own in enumerate(steps):
+            while at[block] < len(own):
+                what, place, number = own[at[block]]
+                if what == "await_counter" and counts[place] < number:
+                    break
+                expect(what == "atomic_add" or (place, number) not in seen, f"counter {place}: turn {number} comes twice ({case})")
+                seen |= {(place, number)} if what == "await_counter" else set()
+                counts[place] += number * (what == "atomic_add")
+                at[block], moved = at[block] + 1, True
+        expect(moved, f"counters are {dict(counts)}, and all blocks wait for ever ({case})")
+    expect(not any(counts.values()), f"counters are left at {dict(counts)} ({case})")
 
 
 def _check_sums(text: Text, log: Log, tiles: int) -> None:
@@ -119,8 +147,8 @@ def _check_sums(text: Text, log: Log, tiles: int) -> None:
 
 
 def _moved(log: Log, down: int) -> Log:
-    """Events, with stores of rows that are further up."""
-    return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log]
+    """Events, with stores of rows that are further up; without what is added, which warpgroups have parts of."""
+    return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log if event[0] != "added"]
 
 
 def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[str, Any]]]:
@@ -128,6 +156,7 @@ def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[s
     groups = text.constants["WARPGROUPS"].consumers
     fills = [event for event in producer if event[0] == "fill"]
     steps = [event[:2] for event in consumer if event[0] in ("wait", "release") or event in (("turn", "wait"), ("turn", "give"))]
+    steps = [event for event in steps if event[1] != TURNS]
     filled, released = Counter[str](), [Counter[str]() for _ in range(groups)]
     awaited, at, turn = [Counter[str]() for _ in range(groups)], [0] * groups, 0
     places = defaultdict[str, list[dict[str, Any]]](list)
@@ -454,12 +483,37 @@ class _ChainProgram(_GridProgram):
                     for d in dots(chain.body):
                         d = self.places.peeled.get(d, d) if n == 0 else d
                         want[self.taken_by(d)].append(tuple(self.place_for(d, block.removesuffix("_tile"), known) for block in self.taken_by(d)))
+            self.check_added(case, tiles, log)
             _check_streams(streams, want, case)
             self.check_masks(case, log)
         self.check_rounds(case, visited)
 
+    def check_added(self, case: Case, tiles: list[tuple[Any, ...]], log: Log) -> None:
+        """Each round adds its rows once, of its stacks; lines of the tile behind the last row are zeros in shared memory."""
+        chain = self.chain
+        for x in chain.added:
+            name = x.data.parameter.name
+            found = [(event[2].name, event[3]) for event in log if event[:2] == ("added", f"out_{name}")]
+            wanted = []
+            for (outer, _), rounds in zip(tiles, self.rounds_of(tiles, log)):
+                h = outer[::-1]
+                begin, count = self.range_of(chain.index, h, case)
+                own = tuple(n for stack, n in zip(chain.stacks, h) if stack in chain.own_stacks)[::-1]
+                count = count if chain.index.piece is not None or chain.length is not None else int(case.numbers[chain.index.name])
+                wanted += [(name, (begin + n, 0, begin + count, x.data.parameter.shape[-1], own)) for n in rounds]
+            expect(found == wanted, f"{name}: {found} are added, and not {wanted} ({case})")
+        for event in log:
+            if event[0] == "lines":
+                left = self.range_of(chain.rows, event[3], case)[1] - event[3][-2]
+                expect(event[2] == left, f"{event[1]} has {event[2]} lines, of {left} ({case})")
+
     def check_alike(self, one: Log, other: Log, group: int) -> None:
         """Warpgroups that share columns have the same rows: the second one stores the second half of wide results alone."""
+        for x in self.chain.added:
+            rows, columns = self.choice.part(self.chain, *x.args)
+            mine, its = ([event[3] for event in log if event[:2] == ("added", f"out_{x.data.parameter.name}")] for log in (one, other))
+            moved = [(m + group * rows, n + group * columns * (not rows), *more) for m, n, *more in mine]
+            expect(its == moved, f"warpgroup {group} adds {its}, and not {moved}")
         if not self.chain.wide:
             super().check_alike(one, other, group)
             return

@@ -21,7 +21,8 @@ from gemmkit.programs.values import Axis
 from tests.verifier.texts import INDEXING, Staged, Text, Unsound, bytes_of, expect, in_turn
 
 PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
-OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut
+OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut, sums.AddedOut
+KEEPER, TURNS = 32, "ring_turns"        # the thread that looks after turns at adding, and the ring by which it gives them
 VOTES = "steep", "rescales", "changes"
 
 
@@ -111,6 +112,8 @@ class State:
     copied: int = 0                    # groups of copies that are committed
     there: int = 0                     # of these, those that are waited for by all
     read: frozenset[tuple[str, int]] = frozenset()             # tiles and stages since the last barrier
+    put: tuple[str, ...] = ()          # what of a round is in shared memory
+    met: tuple[str, ...] = ()          # and known to all
 
     def copy(self) -> State:
         return replace(self, env=dict(self.env), rings=dict(self.rings), facts=dict(self.facts), log=list(self.log),
@@ -133,8 +136,8 @@ class State:
 
         env = frozenset((name, moved(x)) for name, x in self.env.items() if type(x) is not Name)
         rings = frozenset((name, ring.filled - least[name], ring.expected, ring.loaded) for name, ring in self.rings.items())
-        groups = tuple((tuple((r, at - least[r]) for r, at in g.reads), g.fragments, tuple(n - base for n in g.onto if n >= base)) for g in self.groups)
-        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items())
+        groups = tuple((tuple((r, at - least.get(r, 0)) for r, at in g.reads), g.fragments, tuple(n - base for n in g.onto if n >= base)) for g in self.groups)
+        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items()), self.put, self.met
 
 
 class Given(NamedTuple):
@@ -380,6 +383,8 @@ class Walk:
         if name in EVENTS:
             state.log.append((name,))
             return None
+        if name in ("await_counter", "atomic_add"):
+            return self.of_counter(node, name, args, state)
         self.used(args, node)
         if name == "apply":            # a mask counts the places that are there from the thread's first column on
             taken = self.text.parameters(self.said(node.args[0]))
@@ -402,6 +407,10 @@ class Walk:
         args = [self.value(x, state) for x in node.args]
         if of is None:
             raise Unsound(f"{self.said(node)}: {name} is no constant of the text")
+        if isinstance(of, sums.ComputedTile):
+            return self.of_place(node, name, what, args, state)
+        if isinstance(of, Pipeline) and name == TURNS and self.thread < 128 and what != "initialise":
+            return self.of_keeper(of, what, args, state)
         if isinstance(of, Pipeline):
             return self.of_ring(node, of, name, what, args, state)
         if isinstance(of, multistage.CopyRing):
@@ -430,14 +439,63 @@ class Walk:
         if isinstance(of, OUTS):
             if what == "store":
                 self.used(args[0], node)
+                turns = state.rings.get(TURNS)
+                expect(not isinstance(of, sums.AddedOut) or turns is None or turns.filled == turns.released + 1, f"{name} adds out of turn")
                 part = node.args[2]
                 assert isinstance(part, ast.Call) and self.said(part.func) == "WarpgroupPart"
-                state.log.append(("store", name, args[1], tuple(self.value(x, state) for x in part.args)))
+                what = "added" if isinstance(of, sums.AddedOut) else what
+                state.log.append((what, name, args[1], tuple(self.value(x, state) for x in part.args)))
             else:
                 state.log.append((what, name))
             return None
         self.used(args, node)
         return DONE
+
+    def of_place(self, node: ast.Call, name: str, what: str, args: list[Any], state: State) -> Any:
+        """A computed value in shared memory: put once a round, met about, taken, and put in the other place in the next round."""
+        flying = [group for group in (*state.groups, *([state.open] if state.open else [])) if any(ring == name for ring, _ in group.reads)]
+        if what == "put":
+            self.used(args[0], node)
+            expect(name not in state.put and args[2] == self.group, f"{name} is put twice, or by warpgroup {args[2]}")
+            expect(not any((name, args[1].position) in group.reads for group in flying), f"{name} is put while products read it")
+            state.put = (*state.put, name)
+            state.log.append(("lines", name, args[3], self.watched(state)))
+        elif what == "meet":
+            expect(name in state.put and name not in state.met, f"{name} is met about before it is put, or twice")
+            expect(not flying, f"warpgroups meet while products read what {name} was in the round before")
+            state.met = (*state.met, name)
+        else:
+            expect(what == "other" and name in state.met, f"{name}.{what} before it is met about")
+            state.put, state.met = (tuple(x for x in held if x != name) for held in (state.put, state.met))
+            return At(1 - args[0].position, args[0].phase)
+        return None
+
+    def of_keeper(self, ring: Pipeline, what: str, args: list[Any], state: State) -> Any:
+        """One thread gives a turn when the counter is there, and counts when the consumers are over."""
+        held = state.rings[TURNS]
+        expect(self.thread == KEEPER and ring.stages == 1, f"turns are given by thread {self.thread}")
+        if what == "advance":
+            return At(args[0].position + 1, args[0].phase, TURNS)
+        if what == "expect":
+            expect(state.turn == 1 and args[0].stands(held.filled, 1, TURNS) and args[1] == 0, f"a turn is given before its counter is there: {args}")
+            state.rings[TURNS], state.turn = replace(held, filled=held.filled + 1), 2
+            state.log.append(("give",))
+        else:
+            expect(what == "acquire" and state.turn == 2 and args[0].stands(held.filled, 1, TURNS), f"a turn that is not given is waited for: {args}")
+            state.rings[TURNS], state.turn = replace(held, released=held.released + 1), 3
+        return None
+
+    def of_counter(self, node: ast.Call, name: str, args: list[Any], state: State) -> None:
+        """Awaited, and then counted, behind the consumers where they have a turn, with what orders their additions."""
+        array, at, number, order = args
+        expect(self.thread == KEEPER and array == Name("turn_counts"), f"{self.said(node)} by thread {self.thread}")
+        if name == "await_counter":
+            expect((state.turn, order) == (0, "acquire"), f"{self.said(node)}: the turn before is not over")
+            state.turn = 1
+        else:
+            expect(state.turn in (1, 3) and order == "release", f"{self.said(node)}: the turn is not over")
+            state.turn = 0
+        state.log.append((name, at, number))
 
     def of_turns(self, of: OrderBarrier, what: str, args: list[Any], state: State) -> None:
         group = self.thread // 128 - 1
@@ -554,7 +612,8 @@ class Walk:
             group = args[2] if what == "multiply_half" else self.group
         else:
             slots, group = ([args[1]] * 2, args[2]) if what == "multiply" else (args[1:3], args[3])
-            tiles = [self.reads(tile, at, state) for tile, at in zip((of.a, of.b), slots)]
+            computed = isinstance(of.a, sums.ComputedTile)
+            tiles = [self.reads(tile, at, state) for tile, at in list(zip((of.a, of.b), slots))[computed:]]
         chain = getattr(getattr(self.text.plan.resizing, "made", None), "chain", None)
         is_half = what == "multiply_half"
         own = self.group if chain is None or not chain.wide or is_half else 0
@@ -569,6 +628,10 @@ class Walk:
         expect(state.is_fenced, f"{name} begins without a fence")
         expect(not isinstance(args[0], Flying) or args[0].group >= state.begun - len(state.groups), f"{name} adds to sums that no wait has named")
         fragments = (self.said(node.args[1]),) if is_handed else ()
+        if not is_handed and computed:
+            place = next(key for key, x in self.text.constants.items() if x is of.a)
+            expect(place in state.met and of.a_transposed and args[4] == 0, f"{name} takes {place} before warpgroups have met")
+            tiles = [*tiles, (place, place, slots[0].position)]
         held, onto = state.open or Group(), (args[0].group,) if isinstance(args[0], Flying) else ()
         state.open = Group((*held.reads, *((ring, at) for _, ring, at in tiles)), (*held.fragments, *fragments), (*held.onto, *onto))
         return Flying(state.begun)

@@ -694,6 +694,11 @@ class Ranges:
         """Whether later rows visit more blocks than earlier ones."""
         return self.visits_less and any(bound.slope > 0 for bound in self.ends) and not any(b.slope > 0 for b in self.begins)
 
+    @property
+    def shrink(self) -> bool:
+        """Whether later rows visit fewer blocks, as keys do that only later queries see."""
+        return self.visits_less and any(bound.slope > 0 for bound in self.begins) and not any(b.slope > 0 for b in self.ends)
+
 
 def ranges_of(chain: Chain, signs: dict[str, float], commutes: bool) -> Ranges:
     """Of a program as it is traced. ``commutes``: its rounds may go from the last block to the first (`trials`)."""

@@ -30,6 +30,16 @@ LOWERED = "lowered"
 BELOW = "below"
 #: An operation: what an array has by columns, loaded before it is needed.
 READ = "read"
+#: Operations: a value that goes to shared memory, whose rows all warpgroups' products take; what an array's rows are updated
+#: by, a `StoreStatement` (`gemmkit.programs.sums`).
+SHARED, ADDED = "shared", "added"
+
+
+@dataclass(eq=False)
+class Added(Carried):
+    """Rows of an array that rounds add to, ``x[m] += value``, as a cell: what is proved of sums holds of them."""
+
+    store: StoreStatement
 
 
 @dataclass(eq=False)
@@ -55,8 +65,10 @@ class Chain:
     factors: dict[Value, Value] = field(default_factory=dict)
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
+    shrinks: bool = False              # or fewer
     start: Value | None = None
     unit: int = 1                      # of whole axes' columns, which zeros fill up: of those that a product sums over
+    added: list[Value] = field(default_factory=list)           # `ADDED`, when they are no cells any more
     wide: bool = False                 # whether two warpgroups have a tile's rows, and half of wide axes' columns each
 
     def half_of(self, dim: object) -> int:
@@ -158,6 +170,11 @@ class Chain:
         """How many axes its results have in front: shares of a tile's rounds are a stack, whatever the tile is one of."""
         return 1 if self.splits > 1 else len(self.own_stacks)
 
+    @property
+    def updates(self) -> list[StoreStatement]:
+        """What rounds add to arrays."""
+        return [*(c.store for c in self.carried if isinstance(c, Added)), *(x.data for x in self.added)]
+
     def stores_rows(self, store: StoreStatement) -> bool:
         """Whether a store is of a value of each row, and not of rows."""
         return len(store.parameter.shape) == 1 + self.stacks_of_results
@@ -254,11 +271,15 @@ def chain_of(loop: Loop) -> Chain:
         raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows; a kernel has one, and only "
                                   ".reference(...) runs others", loops[1].line)
     (rounds,) = loops
-    wrong = next((held for held in rounds.body if not isinstance(held, Value)), None)
+    updates = [held for held in rounds.body if isinstance(held, StoreStatement) and held.read]
+    wrong = next((held for held in rounds.body if not isinstance(held, Value) and held not in updates), None)
     if wrong is not None:
-        raise refused(ValueError, "a store or a loop inside a round; store after the loop (only .reference(...) runs other "
-                                  "programs)", wrong.line)
-    if not rounds.carried:
+        raise refused(ValueError, "a store or a loop inside a round; add to the rows of the round, x[m] += ..., or store "
+                                  "after the loop (only .reference(...) runs other programs)", wrong.line)
+    carried = [*map(_cell_of, updates), *rounds.carried]
+    if updates:                                        # what is written first begins first
+        carried.sort(key=lambda c: rounds.body.index(c.store if isinstance(c, Added) else c.out))
+    if not carried:
         raise refused(ValueError, "rounds that change no cell; add to a cell, acc += ...", rounds.line)
     for x in (*rounds.body, *loop.body):
         if isinstance(x, Value) and x.op in ("rowmax", "rowsum") and x.args[0].op == "transpose":
@@ -266,8 +287,8 @@ def chain_of(loop: Loop) -> Chain:
                                       "with axis=1 (only .reference(...) runs others)", x.line)
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     *stacks, rows = loop.indices
-    chain = Chain(tuple(stacks), rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
-                  rounds.stop, sizes=loop.sizes, start=rounds.start)
+    chain = Chain(tuple(stacks), rows, rounds.indices[0], [x for x in rounds.body if isinstance(x, Value)], carried, [],
+                  stores, rounds.line, rounds.stop, sizes=loop.sizes, start=rounds.start)
     if rows.piece is not None:
         chain.piece = Value(PIECE, (), (), (rows.extent.offsets, (rows.piece,)), line=loop.line)
     key = *chain.own_stacks, rows
@@ -286,6 +307,14 @@ def chain_of(loop: Loop) -> Chain:
             chain.unit = STEP
     _check_pages(chain)
     return chain
+
+
+def _cell_of(store: StoreStatement) -> Added:
+    """What a round adds to, as a cell that begins with nothing."""
+    x, name = store.value, store.parameter.name
+    cells = [Value(op, (), x.dims, name=f"{name}_sums", line=store.line) for op in ("carried", "after")]
+    out = Value("add", tuple(cells[0] if y is store.read else y for y in x.args), x.dims, None, f"{name}_sums", store.line)
+    return Added(None, Value("const", (), x.dims, 0.0, line=store.line), cells[0], out, cells[1], store)
 
 
 def _check_pages(chain: Chain) -> None:
@@ -387,6 +416,8 @@ def why_not_ahead(chain: Chain) -> str | None:
     else of their own round, which the next one makes anew."""
     if chain.is_straight:
         return "products without a loop have no next round"
+    if chain.updates:
+        return "what rounds add to an array goes through shared memory in its own round"
     late = late_values(chain)
     if not late:
         return "no product of a round needs another product of it"
@@ -583,6 +614,8 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     x = dot.args[which]
     load = loaded(x)
     if load is None:
+        if which == 0 and x.op == SHARED:
+            return None
         if which == 1 or x.op == "transpose":
             raise refused(ValueError, f"the {'right' if which else 'left'} operand of a product is computed; only the left "
                                       "operand may be, and without a transpose (only .reference(...) runs others)", dot.line)
@@ -658,7 +691,7 @@ def handed_over(chain: Chain) -> None:
     """What a product takes as A from registers is packed just before it; what is rounded for no other reason is not."""
     for dot in dots(chain.body):
         a, b = dot.args[0], loaded(dot.args[1])
-        if loaded(a) is None and b is not None:
+        if loaded(a) is None and b is not None and a.op != SHARED:
             source = a.args[0] if a.op == "cast" else a
             new = Value("handover", (source,), a.dims, None, f"{a.name or source.name or 'value'}_as_a", dot.line)
             at = chain.body.index(source) + 1 if source in chain.body else chain.body.index(dot)

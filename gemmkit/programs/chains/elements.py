@@ -725,7 +725,7 @@ class Naming:
 
     def __init__(self, chain: Chain, places: ChainPlaces, tests: set[Value], parts: list[list[Event]], taken: set[str]):
         self.chain, self.tests, self.taken = chain, tests, set(taken)
-        self.outs = {c.out for c in chain.carried} | {store.value for store in chain.stores}           # have lines
+        self.outs = {c.out for c in chain.carried} | {store.value for store in chain.stores} | {*chain.added}  # have lines
         self.users: dict[Value, list[Value]] = {}
         for x in chain.values:
             for y in x.args:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,10 +28,12 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER, is_whole_load
 from gemmkit.programs.chains.algebra import Trial, as_written, changed_by_nothing, ignores_hidden, in_order, same, trials_of
 from gemmkit.programs.chains.chain import (
+    ADDED,
     FILLED,
     LOWERED,
     MOST_COLUMNS,
     READ,
+    SHARED,
     Chain,
     depends,
     dots,
@@ -451,6 +454,8 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
         return None
     if chain.index.stack:
         raise ConfigError(f"Mapping(splits={splits}): {chain.index} goes along a stack, whose matrices are not split")
+    if chain.updates:
+        raise ConfigError(f"Mapping(splits={splits}): rounds add to {chain.updates[0].parameter.name}, and are not split")
     if chain.piece is not None:
         raise ConfigError(f"Mapping(splits={splits}): rows of {chain.rows} are packed, and their rounds are not split")
     if mapping.longest_first:
@@ -489,7 +494,7 @@ def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[s
 def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
     """How many shares are asked for. If nothing is said, as many as fill the multiprocessors once with the shares of all
     tiles, of `LEAST` rounds or more: on 132, each of 2 heads of 65,536 keys takes 66 shares, one of 8,192 keys takes 16."""
-    if mapping.splits or chain.index.stack or mapping.longest_first or chain.piece is not None:
+    if mapping.splits or chain.index.stack or mapping.longest_first or chain.piece is not None or chain.updates:
         return mapping.splits or 1
     warpgroups = 1 if chain.wide else mapping.warpgroups or kernel.chain_warpgroups
     rows = mapping.blocks.get(chain.rows.name, ROWS * warpgroups)
@@ -556,13 +561,14 @@ READING = 80                           # for addresses of a matrix that threads 
 CALLING = 20                           # for what functions of a user's compute with, where they are called
 
 
-def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool) -> int:
+def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool,
+                     parts: Names[Value, int] = MappingProxyType({})) -> int:
     """Registers of a thread for all sums and for what is handed over, or for the matrices that a round has ``at_once``; of
-    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. Raises ConfigError
-    for odd sizes of products."""
+    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. ``parts``: columns
+    of products of which warpgroups have a part. Raises ConfigError for odd sizes of products."""
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
-    sums = {d: _sums(size(d.dims[1]), d.line) for d in dots(chain.body)}
+    sums = {d: _sums(parts.get(d) or size(d.dims[1]), d.line) for d in dots(chain.body)}
     handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
     if chain.is_straight:
         return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
@@ -571,13 +577,39 @@ def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool) ->
     return need + READING * len(read)
 
 
+def shared_of(chain: Chain) -> list[Value]:
+    """The values that go to shared memory."""
+    return [x for x in chain.body if x.op == SHARED]
+
+
+def check_added(chain: Chain, mapping: Mapping) -> None:
+    """Raises ConfigError for what rounds that add to an array have not, or others."""
+    if chain.added and (mapping.turns or math.prod(mapping.cluster.values()) > 1):
+        raise ConfigError(f"Mapping(turns={mapping.turns}, cluster={dict(mapping.cluster)!r}): warpgroups meet where rounds "
+                          "add to an array, and tiles add in the order of their numbers; leave both out")
+    if mapping.ordered and not chain.added:
+        raise ConfigError("Mapping(ordered=True): the rounds add to no array, x[m] += ...")
+
+
+def part_of(chain: Chain, d: Value, length: int, columns: int, warpgroups: int) -> tuple[int, int]:
+    """What a warpgroup has of a product that is added to an array, of rounds of so many rows: how many rows it is apart
+    from the next one's, and columns. Raises ConfigError for blocks that do not divide so."""
+    parts, rest = divmod(warpgroups * ROWS, length)
+    if length % ROWS or rest or columns % (ROWS * parts) * (parts > 1):
+        raise refused(ConfigError, f"blocks of {length} along {chain.index}, whose {columns} columns are added to an array: "
+                                   f"{warpgroups} warpgroups have no part of 64 rows each, or of a multiple of 64 columns",
+                      d.line)
+    return (ROWS if parts == 1 else 0), columns // parts
+
+
 def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int]) -> int:
     """Registers for matrices where a round has most of them. ``own``: of products and hand-overs.
 
     Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
     the place of what nothing needs any more; a hand-over stands beside what it is packed from, and what arrays have by
     columns beside what is computed with it."""
-    cells, usual = {x for c in chain.carried for x in (c.inside, c.out)}, _usually([c.out for c in chain.carried])
+    usual = _usually([*chain.added, *(c.out for c in chain.carried)])
+    cells = {x for c in chain.carried for x in (c.inside, c.out)}
     late, begun = late_values(chain), {y for d in dots(chain.body) for y in d.args[2:]}
     users: dict[Value, list[Value]] = {}
     for x in chain.body:
@@ -600,6 +632,11 @@ def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int
     live.update({c.out: size(c.init.dims[1]) // 2 for c in chain.carried if len(c.init.dims) == 2})
     most = sum(live.values())
     for x in chain.body:
+        if x.op in (SHARED, ADDED) or (chain.added and (x in live or x.op == "inside")):         # has no more registers
+            for y in x.args:
+                if last.get(y) is x and y not in cells:
+                    live.pop(y, 0)
+            continue
         if x not in usual or x in live or x in cells or (x.data == FILLED and x.args[1] in cells):       # in its place
             continue
         over = [y for y in dict.fromkeys(x.args) if y in live and last[y] is x and y not in cells]
@@ -610,6 +647,7 @@ def _most_at_once(chain: Chain, size: Callable[[Any], int], own: dict[Value, int
                          and y.op != READ and any(z.op == "load" for z in walked([y])))
         most = max(most, sum(live.values()) + more + meanwhile)
         left = max([more, *(live.pop(y) for y in over)])
+        left = more if chain.added and x.op == "handover" else left
         if left and x not in begun and (len(x.dims) == 2 or x.op == READ):
             live[x] = left
     return most

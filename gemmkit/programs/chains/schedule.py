@@ -37,22 +37,20 @@ from gemmkit.programs.chains.chain import (
     why_not_ahead,
     zero_values,
 )
-from gemmkit.programs.chains.merging import registers_needed
+from gemmkit.programs.chains.merging import check_added, part_of, registers_needed, shared_of
 from gemmkit.programs.collectives import PATTERN, ROWS, in_steps
-from gemmkit.programs.mapping import KERNELS, WARP_SPECIALISED, KernelLimits, Mapping
+from gemmkit.programs.mapping import KERNELS, SHARED, WARP_SPECIALISED, KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import problems
 
 MOST = {1: 4, 2: 4, 3: 4}
-SHORTEST = 16                          # of a round's blocks
-MOST_LINES = 256                       # of a block that TMA brings at once
+SHORTEST, LONGEST = 16, 128            # of a round's blocks
+MOST_LINES, ON_THE_WAY = 256, 256      # of a block that TMA brings at once; lines that a tile's beginning and end cost
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
-ON_THE_WAY = 256
 ROOM_OF_SHORTER = 112                  # with which a third warpgroup pays where blocks are shorter, and products run ahead
 AT_ONCE = {1: 16, 2: 16, 3: 0}          # registers of matrices more, of those that a round has at once
-LONGEST = 128                          # of a round's blocks
 THIRD = 0.85                           # the time that rows take with a third warpgroup
 
 
@@ -79,6 +77,9 @@ class ScheduleChoice:
     lazy: bool = False
     anchored: bool = False
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
+    ordered: bool = False
+    shared: dict[Value, int] = field(default_factory=dict)     # offsets of computed values, which have two places each
+    turns_at: int = 0                  # the offset of the barriers of turns
     kernel: str = ""
     unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
     half_of: Callable[[Any], int] = field(default=lambda dim: 0, repr=False)       # `Chain.half_of`
@@ -90,6 +91,9 @@ class ScheduleChoice:
         """What a warpgroup has of it."""
         return self.half_of(dim) or self.size(dim)
 
+    def part(self, chain: Chain, d: Value) -> tuple[int, int]:
+        return part_of(chain, d, self.size(chain.index), self.size(d.dims[1]), self.warpgroups)
+
     def held(self, block: OperandBlock) -> tuple[int, int]:
         """Lines and columns of a block in its stage."""
         return self.size(block.dims[0]), max(self.size(block.dims[1]), block.columns)
@@ -99,7 +103,7 @@ class ScheduleChoice:
         blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
         return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
                        stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
-                       splits=self.splits, lazy=self.lazy, anchored=self.anchored,
+                       splits=self.splits, lazy=self.lazy, anchored=self.anchored, ordered=self.ordered,
                        descending=self.descending, longest_first=self.longest_first, kernel=self.kernel)
 
     def block_bytes(self, block: OperandBlock) -> int:
@@ -211,6 +215,8 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
     if chain.index.is_paged:
         lengths = _of_whole_pages(chain.index, lengths)
+    if chain.added and given is None:                  # of which a warpgroup has 64 rows, or some columns
+        lengths = tuple(length for length in lengths if length % ROWS == 0) or (ROWS,)
     if chain.wide:
         mapping = replace(mapping, warpgroups=2)
     if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
@@ -237,7 +243,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
                 yield ScheduleCandidate(replace(mapping, warpgroups=3), length, bool(across))
     may_shrink = not (mapping.warpgroups or mapping.turns)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
-    if len(lengths) > 1 and lengths[-1] > SHORTEST and not chain.index.is_paged:
+    if len(lengths) > 1 and lengths[-1] > SHORTEST and not (chain.index.is_paged or chain.added):
         lengths = *lengths, SHORTEST
     fewer = [replace(mapping, warpgroups=1)] if may_shrink and mapping.warpgroups > 1 else []
     may_wait = kernel.uses_tma and not mapping.stages and not only_adds(chain)
@@ -331,8 +337,10 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Ke
     mapping.check_arrays([block.name for ring in places.rings for block in ring.blocks])
     values = {x.name for x in chain.values} | {c.inside.name for c in chain.carried}
     for name, place in mapping.places.items():
-        if name not in values:
-            staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+        staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+        if name in values and place == SHARED:
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): values of whole rows are in registers; omit it")
+        if name not in values and not (staged and place == SHARED):
             raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
                 f"it is an operand, which {kernel.brings} to shared memory" if staged else
                 f"the program's values are {', '.join(sorted(filter(None, values)))}"))
@@ -351,9 +359,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
         raise ConfigError(f"Mapping(across=True): {divided}")
     if mapping.turns and mapping.warpgroups == 1:
         raise ConfigError("Mapping(turns=True, warpgroups=1): turns need 2 or 3 warpgroups")
+    check_added(chain, mapping)
     if mapping.turns and only_adds(chain):
-        raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another "
-                          "warpgroup's products")
+        raise ConfigError("Mapping(turns=True): rounds that only add compute nothing under another warpgroup's products")
     if mapping.descending and not commutes:
         raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so they keep the "
                           "program's order")
@@ -364,14 +372,15 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
     if chain.piece is not None and math.prod(mapping.cluster.values()) > 1:
         raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): rows of {chain.rows} are packed, so that tiles that "
                           "follow each other may be of two pieces; leave cluster out")
-    if mapping.longest_first and not chain.grows:
+    may_differ = chain.shrinks or (chain.grows and not chain.added)    # tiles add in the order of their rows
+    if mapping.longest_first and not may_differ:
         raise ConfigError("Mapping(longest_first=True): the length of a tile does not grow with its rows; it does if a "
                           "condition bounds places from above by the row")
     turns = mapping.turns
     if turns is None:
         is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or chain.grows
-        turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
-    longest = chain.grows and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
+        turns = mapping.warpgroups > 1 and not (only_adds(chain) or chain.added) and is_long
+    longest = may_differ and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     rows = ROWS * (1 if chain.wide else mapping.warpgroups)
     blocks = {chain.rows.name: rows, chain.index.name: length}
     stacks = tuple(stack.name for stack in chain.stacks)
@@ -380,14 +389,16 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
     return ScheduleChoice(blocks, mapping.warpgroups, rows, ahead, across and divided is None, turns, descending, longest,
                           stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
                           cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=chain.unit,
+                          ordered=bool(chain.added) and mapping.ordered is not False,
                           half_of=chain.half_of)
 
 
 def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
     at_once = kernel.uses_tma and not choice.ahead
-    need = registers_needed(chain, choice.own, at_once)
+    need = registers_needed(chain, choice.own, at_once, {d: choice.part(chain, d)[1] for x in chain.added for d in x.args})
     room = rooms[choice.warpgroups] + (AT_ONCE[choice.warpgroups] if at_once else 0)
+    room += 2 * AT_ONCE[choice.warpgroups] * bool(chain.added)         # others of a round are over when what is added begins
     if chain.is_straight and choice.warpgroups < 3:    # little else is live
         room = max(room, KERNELS[WARP_SPECIALISED].room[choice.warpgroups])
     if need > room:
@@ -447,8 +458,10 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     out_bytes = {name: ROWS * choice.warpgroups * dtype.itemsize * in_lines(_columns(chain, name))
                  for name, dtype in outs.items()}
 
+    shared = {x: 4 * in_steps(choice.size(x.dims[0])) * in_lines(choice.size(x.dims[1])) for x in shared_of(chain)}
+
     def needed() -> int:
-        return (sum(out_bytes.values()) + PATTERN
+        return (sum(out_bytes.values()) + sum(shared.values()) + 2 * kernel.barriers + PATTERN
                 + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
 
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
@@ -464,6 +477,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
         for block in ring.blocks:
             choice.offsets[block], first = first, first + choice.block_bytes(block) * (not ring.in_turn)
     choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
+    choice.shared = {x: memory.take(nbytes, PATTERN) for x, nbytes in shared.items()}
+    choice.turns_at = memory.take(kernel.barriers * choice.ordered)
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes
     if memory.nbytes > bound:

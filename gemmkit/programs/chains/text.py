@@ -11,13 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.kernels.sm90.kernel import STARTING
+from gemmkit.kernels.sm90.store import in_lines
 from gemmkit.programs.called import CALLED, RETURNS, Callee, Callees
 from gemmkit.programs.chains.algebra import MaskBound, Ranges, mentions
 from gemmkit.programs.chains.chain import (
+    ADDED,
     BELOW,
     LOWERED,
     READ,
     RECTIFIED,
+    SHARED,
     Chain,
     ChainPlaces,
     OperandBlock,
@@ -49,8 +52,10 @@ from gemmkit.programs.chains.schedule import (
     Turn,
 )
 from gemmkit.programs.collectives import COLUMN, ROWS
-from gemmkit.programs.launches import Printed
-from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, count_of, listed, of_blocks, parts_of_stacks
+from gemmkit.programs.mapping import OutKind, Printed
+from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
+from gemmkit.programs.sums import TURNS, TurnKeeper
+from gemmkit.programs.text import EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
 
@@ -107,9 +112,10 @@ class Consumer(Role):
     def product(self, d: Value) -> str:
         """The collective of products of the same blocks, taken in the same way."""
         a, b = self.places.blocks.get((d, 0)), self.places.blocks[d, 1]
-        key = d.args[0] if a is None else a, b, d.data, *(x.op == "transpose" for x in d.args[:2])
+        held = d.args[0]
+        key = held if a is None else a, b, d.data, *(x.op == "transpose" for x in d.args[:2])
         if key not in self.products:
-            left = self.naming.of(d.args[0]).removesuffix("_as_a") if a is None else a.name
+            left = self.naming.of(held).removesuffix("_as_a").removesuffix("_place") if a is None else a.name
             self.products[key] = unique(f"{left}_by_{b.name}", self.products.values())
         return self.products[key]
 
@@ -132,6 +138,12 @@ class Consumer(Role):
             dot = next(d for d in naming.users[x] if d.op == "dot")
             packed = "rectified" if x.data == RECTIFIED else "fragments"
             self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
+        elif x.op == SHARED:
+            name, rows = self.name(x), self.chain.rows
+            lines = f"{self.chain.extent_of(rows)} - {self.of_tile(rows)}"
+            self.put(f"{name}.put({self.name(x.args[0])}, at_{name}, group, {lines})")
+        elif x.op == ADDED:
+            self.add(x)
         elif self.is_rescaled(x):
             asked = self.rare.get(self.chain.factors[x.args[1]]) or f"rescales({self.name(x.args[1])})"
             self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
@@ -146,6 +158,25 @@ class Consumer(Role):
                     self.lower(part.args[2], guarded)
             if x not in self.done:
                 self.put(f"{self.name(x)} = {self.applied(x)}")
+
+    def add(self, x: Value) -> None:
+        """A product's part to the array that tiles add to, in their order."""
+        store, (d,) = x.data, x.args
+        name, n, (rows, columns) = store.parameter.name, self.chain.index.name, self.choice.part(self.chain, d)
+        origin = f"{n}_origin + " if self.chain.index.piece is not None else ""
+        stacks = [self.of_tile(stack) for stack in self.chain.own_stacks[::-1]]
+        row, column = (f"{n} + group * {rows}", "0") if rows else (n, f"carried(group * {columns})")
+        if self.choice.ordered:
+            self.put("ring_turns.wait(at_turns)")
+        part = f"{origin}{row}, {column}, {origin}{self.chain.stop}, {store.parameter.shape[-1]}, ({listed(stacks)})"
+        self.put(f"out_{name}.store({self.name(d)}, {name}, WarpgroupPart({part}), group)")
+        if self.choice.ordered:
+            self.put("ring_turns.release(at_turns.stage)", "at_turns = ring_turns.advance(at_turns)")
+
+    def advance_round(self) -> None:
+        for x in self.choice.shared:
+            self.put(f"at_{self.name(x)} = {self.name(x)}.other(at_{self.name(x)})")
+        super().advance_round()
 
     def in_eights(self, x: Value) -> str:
         """What a reduction takes, which goes over eight values at a time: with four more that change nothing."""
@@ -313,7 +344,7 @@ class Consumer(Role):
 
     def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
-        self.put("wgmma_fence()")
+        self.put(*(f"{self.name(d.args[0])}.meet()" for d in event.products if d.args[0].op == SHARED), "wgmma_fence()")
         for d in event.products:
             name, product, b = self.name(d), self.product(d), self.places.blocks[d, 1].ring.name
             a = self.places.blocks.get((d, 0))
@@ -322,7 +353,10 @@ class Consumer(Role):
             at = f"{'next' if isinstance(d.data, ProductPart) and d.data.first else 'at'}_{b}"
             last, half = f"{at}, {int(not fresh)}", "_half" if self.chain.half_of(d.dims[1]) else ""
             group = self.chain.group_of(d)
-            if a is None:
+            if d.args[0].op == SHARED:
+                how = "apart" if self.choice.part(self.chain, d)[0] else "half"
+                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, 0)")
+            elif a is None:
                 last = f"group, {last}" if half else last
                 self.put(f"{name} = {product}.multiply{half}({sums}, {self.name(d.args[0])}, {last})")
             elif a.ring.name == b and not half:
@@ -455,7 +489,9 @@ IMPORTS = [
         "F32", "DirectOut", "WarpgroupPart", "Product", "RowsOut", "StagedTile", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
     ("gemmkit.ptx.wgmma", "anchor"), ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.arithmetic", "fma"),
-    *(("gemmkit.ptx.barriers", name) for name in ("cluster_barrier", "cluster_rank")),
+    *(("gemmkit.ptx.barriers", name) for name in ("atomic_add", "await_counter", "cluster_barrier", "cluster_rank")),
+    ("gemmkit.kernels.collectives.pipeline", "WARPS"),
+    *(("gemmkit.programs.sums", name) for name in ("AddedOut", "ComputedTile")),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
@@ -556,12 +592,16 @@ class ChainPrinter:
             lines.append(f"ring_{ring.name} = Pipeline(stages={self.choice.stages[ring]}, "
                          f"offset={self.choice.barriers[ring]}, full_arrivals=1, "
                          f"empty_arrivals={self.choice.warpgroups * readers}{more})")
+        if self.choice.ordered:
+            lines.append(f"ring_turns = Pipeline(stages=1, offset={self.choice.turns_at}, full_arrivals=1, "
+                         f"empty_arrivals={4 * self.choice.warpgroups}, readers=WARPS)")
         return lines
 
     def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
         """Blocks that TMA brings and their arrays, operands that threads copy, results, arrays that threads ``read``."""
         blocks = [(block.name, block.parameter.name) for ring in self.places.rings for block in ring.blocks]
-        return blocks, [], list(self.outs), [name for name in read if name not in self.outs]
+        outs = [*self.outs, *([TURNS] if self.choice.ordered else [])]
+        return blocks, [], outs, [name for name in read if name not in outs]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
         rings = self.places.rings
@@ -570,17 +610,20 @@ class ChainPrinter:
         read = dict.fromkeys(x.data[0].name for x in self.chain.where)
         read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
-        takes_all = [name for name in arguments if name not in takes_maps]
+        takes_all = [name for name in arguments if name not in takes_maps and name != TURNS]
+        turns, takes_turns = ["turns"] if self.choice.ordered else [], ["sizes", *read, *asked, TURNS]
+        keeper = TurnKeeper(self.chain, self.places, self.choice, self.order, self.ranges, False)
         cluster = self.choice.cluster
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
         producer = ProducerRole(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
         producer.tiles()
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
-                *(f"        ring_{ring.name}.initialise()" for ring in rings), "        mbarrier_fence_init()",
-                f"    {met}", *(f"    {line}" for line in EARLY), "    if group == 0:",
-                "        WARPGROUPS.release_registers()",
-                "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})", "    else:",
+                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *turns)),
+                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not turns),
+                "    if group == 0:", "        WARPGROUPS.release_registers()",
+                "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
+                *keeper.called(takes_turns), "    else:",
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
@@ -588,11 +631,13 @@ class ChainPrinter:
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
-                *producer.lines, "", "", f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
+                *producer.lines, "", "", *keeper.text(takes_turns),
+                f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
                 '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> '
                 'global."""',
                 "    zero, column = thread_index() * 0, own_column()",
-                *(f"    at_{ring.name} = Slot(zero, zero)" for ring in rings),
+                *(f"    at_{name} = Slot(zero, zero)"
+                  for name in (*(ring.name for ring in rings), *map(consumer.name, self.choice.shared), *turns)),
                 *(["    turns.give_first(group)"] if self.choice.turns else []), *scalar_lines(consumer), *consumer.lines,
                 *(f"    out_{name}.finish()" for name in self.outs)]
 
@@ -636,12 +681,21 @@ class ChainPrinter:
         tile = tuple(index.name for index in chain.indices)
         made = Printed("\n".join(head) + body, tuple(maps), tuple(outs),
                        tuple(name for name in others if name not in callees.names), tuple(sizes), tile, tuple(self.scalars),
-                       self.threads, tuple(operands), callees)
+                       self.threads, tuple(operands), callees, tuple(name for name in outs if self.is_updated(name)))
         return made, consumer.arrays
+
+    def is_updated(self, name: str) -> bool:
+        """Whether a result has something already."""
+        return name == TURNS or any(store.parameter.name == name for store in self.chain.updates)
 
     def constants(self, consumer: Consumer) -> list[str]:
         chain, places, choice = self.chain, self.places, self.choice
-        lines = [*self.roles(), *(self.staged(block) for ring in places.rings for block in ring.blocks), *self.pipelines()]
+        lines = [*self.roles(), *(self.staged(block) for ring in places.rings for block in ring.blocks)]
+        for x, offset in choice.shared.items():
+            rows, columns = (choice.size(dim) for dim in x.dims)
+            lines.append(f"{consumer.name(x)} = ComputedTile({x.data.name!r}, lines={rows}, columns={columns}, "
+                         f"offset={offset}, stage_bytes={2 * rows * in_lines(columns)}, barrier={1 + choice.warpgroups})")
+        lines += self.pipelines()
         plain, handed = self.product_classes
         said = set()
         for d in [*places.peeled.values(), *dots(chain.body)]:
@@ -649,14 +703,17 @@ class ChainPrinter:
             if name in said:
                 continue
             said.add(name)
-            a, b = places.blocks.get((d, 0)), places.blocks[d, 1]
+            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], d.args[0].op == SHARED
             how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
             how += f", first={d.data.first}, length={d.data.length}" if isinstance(d.data, ProductPart) else ""
             turned = d.args[1].op == "transpose"       # a block in its stage may have more columns than a product of it
             taken = choice.size(d.args[1].dims[0]) if turned else chain.half_of(d.dims[1]) or choice.size(d.dims[1])
+            taken = choice.part(chain, d)[1] if added else taken
             if taken < choice.held(b)[1] and not isinstance(d.data, ProductPart):
                 how += f", {'length' if turned else 'width'}={taken}"
-            if a is None:
+            if added:
+                lines.append(f"{name} = {plain}({consumer.name(d.args[0])}, {b.name}_tile, a_transposed=True{how})")
+            elif a is None:
                 lines.append(f"{name} = {handed}({b.name}_tile{how})")
             else:
                 how = (", a_transposed=True" if d.args[0].op == "transpose" else "") + how
@@ -682,83 +739,16 @@ class ChainPrinter:
     def tile_functions(self, consumer: Consumer) -> list[str]:
         """How many tiles there are, and which are a block's; and which blocks a tile's rounds visit."""
         following = "following(tile)" if self.choice.longest_first else "tile + grid_x()"
-        lines = _places(self.chain, self.choice) if self.chain.piece is None else _places_of_pieces(
+        lines = places_of_rows(self.chain, self.choice) if self.chain.piece is None else places_of_pieces(
             self.chain, self.choice, consumer.placed, following if self.has_next else "")
         if self.choice.longest_first and self.has_next:
             lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
-                      *_there_and_back(self.choice)]
+                      *there_and_back(self.choice)]
         return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
 
 
 def scalar_lines(consumer: Consumer) -> list[str]:
     return [f"    {name} = {scalar_text(x, top=True)}" for x, name in consumer.scalars.items()]
-
-
-def _there_and_back(choice: ScheduleChoice) -> list[str]:
-    if choice.cluster.is_single:
-        return ["    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
-    count = of_blocks("grid_x()", choice.cluster)
-    return [f"    count = {count}", "    return (udiv(tile, count) + 1) * 2 * count - 1 - tile"]
-
-
-def _places(chain: Chain, choice: ScheduleChoice) -> list[str]:
-    """A cluster's tiles are neighbours: they count as one."""
-    m, size = chain.rows.name, choice.rows * choice.cluster.m
-    given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
-    place, count = f"def place({given}):", count_of(chain.stacks)
-    if chain.splits > 1:
-        return ["def tiles(sizes):", f"    return {count}sizes.{chain.share} * blocks(sizes.{m}, {size})", "", "", place,
-                '    """Which of the stack, which of its shares, and the tile\'s first row."""',
-                f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
-                f"    return outer, (tile - outer * inner) * {size}{own}"]
-    if not chain.stacks:
-        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first else "tile"
-        return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", place,
-                '    """The tile\'s first row."""', f"    return {n} * {size}{own}"]
-    head = ["def tiles(sizes):", f"    return {count}blocks(sizes.{m}, {size})", "", "", place]
-    if not choice.longest_first:
-        return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
-                "    outer = udiv(tile, inner)",
-                f"    return {', '.join(parts_of_stacks(chain.stacks, 'outer'))}, (tile - outer * inner) * {size}{own}"]
-    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
-            f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
-            "    first = outer * sizes.section", f"    count = min(sizes.section, {count.removesuffix(' * ')} - first)",
-            "    rest = tile - first * rows", "    inner = udiv(rest, count)", "    which = first + rest - inner * count",
-            f"    return {', '.join(parts_of_stacks(chain.stacks, 'which'))}, (rows - 1 - inner) * {size}{own}"]
-
-
-def has_sections(chain: Chain, choice: ScheduleChoice) -> bool:
-    """Whether so many of the stack are taken side by side (`schedule.section_of`)."""
-    return choice.longest_first and bool(chain.stacks) and chain.piece is None
-
-
-def _places_of_pieces(chain: Chain, choice: ScheduleChoice, names: list[str], following: str) -> list[str]:
-    """Tiles of rows that are packed. Lengths of pieces are read on the GPU: each has a tile for every block of rows that it
-    begins, and one more, so that piece i's are from offsets[i] // rows + i on. Some have no rows. ``names``: what `place`
-    returns; ``following``: the next tile of the block, if it has more than one."""
-    assert chain.piece is not None
-    offsets, (piece,) = chain.piece.data
-    i, m, size, heads = piece.name, chain.rows.name, choice.rows, count_of(chain.own_stacks)
-    place, given = ", ".join(names), f"tile, {i}, sizes, {offsets.name}"
-    parts = dict(zip((stack.name for stack in chain.own_stacks), parts_of_stacks(chain.own_stacks, "which")))
-    first = f"(slot - udiv({m}_origin, {size}) - {i}) * {size}"
-    lines = ["def tiles(sizes):", f"    return {heads}(udiv(sizes.{m}, {size}) + sizes.{i})", "", "", f"def place({given}):",
-             '    """Which piece, which of the stack, and the first row; where the piece begins, and its rows."""',
-             f"    slot = udiv(tile, {heads.removesuffix(' * ') or 1})"]
-    if heads:
-        lines += [f"    which = tile - slot * {heads.removesuffix(' * ')}"]
-    lines += [f"    {i} = piece_at({offsets.name}, {i}, sizes.{i}, slot, {size}, sizes.{m})",
-              f"    {m}_origin = begin_of({offsets.name}, {i}, sizes.{m})",
-              f"    {m}_count = begin_of({offsets.name}, {i} + 1, sizes.{m}) - {m}_origin"]
-    if choice.longest_first:
-        first = f"(blocks(max({m}_count, 0), {size}) - 1) * {size} - {first}"
-    lines += [f"    {m} = {first}", f"    return {', '.join(parts.get(name, name) for name in names)}"]
-    if following:
-        lines += ["", "", f"def with_rows({given}):",
-                  '    """The tile, or the next one of the block that has rows, and its place."""',
-                  f"    {place} = place({given})", f"    while tile < tiles(sizes) and ({m} < 0 or {m} >= {m}_count):",
-                  f"        tile = {following}", f"        {place} = place({given})", f"    return tile, {place}"]
-    return lines
 
 
 def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:

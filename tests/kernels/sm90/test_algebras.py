@@ -153,6 +153,22 @@ def test_nothing_to_multiply(machine: Any, rng: np.random.Generator) -> None:
         assert plan.config.is_pipeline and np.array_equal(d, product64(DUAL, a, b))
 
 
+@pytest.mark.kin(2)
+@on_machines
+@pytest.mark.parametrize("name", ["complex", "dual"])
+def test_c_and_d_of_float32(machine: Any, name: str, rng: np.random.Generator) -> None:
+    """Of float16 numbers, in a tile of 128 columns; rows and columns end within tiles."""
+    algebra, (M, N, K) = SIGNED[name], (70, 134, 24) if machine.emulated else (390, 402, 136)
+    wide = Interleaved(algebra.number_dtype("f4"))
+    conf = small(algebra, N=128, block_shape=Tile(M=64, N=128, K=32), global_c_layout=wide, global_d_layout=wide)
+    a, b = whole(rng, M, K, algebra.parts), whole(rng, K, N, algebra.parts)
+    c, out = whole(rng, M, N, algebra.parts, dtype="f4"), np.full((M, N, algebra.parts), np.nan, "f4")
+    with machine.session():
+        given = [machine.array(x) for x in (a, b, c, out)]
+        gk.matmul(*given[:3], conf, out=given[3])
+    assert np.array_equal(machine.numpy(given[3]), (product64(algebra, a, b) + c).astype("f4"))
+
+
 # -- mappings -----------------------------------------------------------------------------------------------------------
 
 SPLIT = {schedule: dict(shared_b_layout=Planes(Swizzled(RowMajor("f2"), 32), COMPLEX.number_dtype("f2")), N=32)

@@ -11,6 +11,7 @@ import pytest
 
 import gemmkit as gk
 from bench.experiments.contractions import PAPER, Contraction
+from bench.experiments.mixed import MixedContraction
 from bench.prepare import products
 from gemmkit import epilogues
 from gemmkit.emulator.errors import DeadlockError, ProtocolError, RaceError
@@ -168,31 +169,32 @@ def test_a_cluster_that_shares_k(machine: Any, rng: np.random.Generator) -> None
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("sizes", [(64, 40, 32, 48), (9, 40, 32, 47), (16, 8, 24, 40), (8, 40, 48, 33), (24, 72, 16, 256)], ids=str)
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-def test_the_papers_contraction(machine: Any, sizes: tuple, dtype: Any, rng: np.random.Generator,
+@pytest.mark.parametrize(("dtype", "result"), [(F16, F16), (BF16, BF16), (F16, F32)], ids=str)
+def test_the_papers_contraction(machine: Any, sizes: tuple, dtype: Any, result: Any, rng: np.random.Generator,
                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """Which order its indices get depends on its sizes; here they are small."""
     monkeypatch.setattr(einsum, "REREAD", {"m": 33, "k": 8})
     einsum._recipe.cache_clear()
     p, q, r, s = sizes
     a, b = whole(rng, (p, q, r), dtype), whole(rng, (s, q), dtype)
-    out = machine.array(poison((s, r, p), dtype))
+    out = machine.array(poison((s, r, p), result))
     with machine.session():
         gk.einsum("adb,cd->cba", machine.array(a), machine.array(b), out=out)
     einsum._recipe.cache_clear()
-    assert np.array_equal(machine.numpy(out), np.einsum("adb,cd->cba", a.astype("f8"), b.astype("f8")).astype(dtype))
+    assert np.array_equal(machine.numpy(out), np.einsum("adb,cd->cba", a.astype("f8"), b.astype("f8")).astype(result))
 
 
 @pytest.mark.kin(5)
 @pytest.mark.compile
-def test_machine_code_of_the_papers_contraction() -> None:
+@pytest.mark.parametrize("made_of", [Contraction, MixedContraction], ids=["into float16", "into float32"])
+def test_machine_code_of_the_papers_contraction(made_of: Any) -> None:
     """B comes by cp.async, 32 bytes of a line side by side, and D leaves 16 bytes at a time, without a subtile."""
-    (made,) = products(Contraction.of("contraction", *PAPER, "f16"))
+    (made,) = products(made_of.of("contraction", *PAPER, "f16"))
     assert made.problem.config.global_b_layout.columns.extents() == (16, 8, 2, 8)
     assert isinstance(made.spec.store, InterleavedStore) and isinstance(made.spec.b.route, CpAsyncLines)
     code = machine_code(made)
     assert (code.usage.spill_stores, code.usage.spill_loads) == (0, 0)
-    assert code.count("STG") == code.count("STG", "128") == 2 * 64 * 128 // 128 // 8 and code.count("STSM") == 0
+    assert code.count("STG") == code.count("STG", "128") == 2 * 64 // 8 * made.out.dtype.itemsize // 2 and code.count("STSM") == 0
 
 
 # ==========================================================================================================================

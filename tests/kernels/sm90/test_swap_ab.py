@@ -370,6 +370,48 @@ def test_sizes_that_are_computed_as_they_are(M: int, N: int, K: int, why: str) -
         assert not gk.plan(a, b)._compiled.problem.swap_ab, why
 
 
+# Products of a few columns and many rows.
+
+@pytest.mark.parametrize("sizes, order, width, splits", [((9059, 64, 3824), "nt", 160, 2), ((4608, 64, 11200), "tt", 160, 4),
+                                                         ((8000, 32, 6048), "tn", None, 1), ((9059, 65, 3824), "nt", None, 1),
+                                                         ((4000, 64, 3824), "nt", None, 1), ((9059, 64, 2000), "nt", None, 1)])
+def test_a_few_columns_fill_the_multiprocessors(sizes: tuple[int, int, int], order: str, width: int | None, splits: int) -> None:
+    M, N, K = sizes
+    a, b = (np.empty(shape[::-1], F16).T if o == "t" else np.empty(shape, F16) for shape, o in zip(((M, K), (K, N)), order))
+    [made] = recorded(lambda: gk.matmul(a, b), H100)
+    assert made.problem.swap_ab == (width is not None)
+    assert width is None or (made.problem.config.block_shape.size.N, made.problem.config.splits) == (width, splits)
+
+
+@pytest.mark.kin(5)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("M, N, K, order", [(200, 64, 136, "nt"), (333, 24, 264, "tt"), (140, 7, 128, "tn"), (130, 33, 200, "nn")])
+def test_a_few_columns_against_numpy(M: int, N: int, K: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "WIDE", 128)
+    monkeypatch.setattr(choose, "LONG_K", 128)
+    (a, b), bias = operands(M, N, K, order), np.arange(N) % 5 - 2.0
+    if N % 8 and order[1] == "n":                              # rows that TMA takes begin at multiples of 16 bytes
+        b = np.pad(b, ((0, 0), (0, 8 - N % 8)))[:, :N]
+    if M % 8 and order[0] == "t":
+        a = np.asfortranarray(np.pad(a, ((0, 8 - M % 8), (0, 0))))[:M]
+    expected, out = np.maximum(a.astype(F64) @ b.astype(F64) + bias, 0), nans(M, N + 5)[:, 2:-3]
+    with gk.emulate():
+        assert gk.plan(a, b, out=out, epilogue=epilogues.Bias(bias) | ReLU())._compiled.problem.swap_ab
+        gk.matmul(a, b, out=out, epilogue=epilogues.Bias(bias) | ReLU())
+    assert np.array_equal(out.astype(F64), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M, N, K, order", [(9059, 64, 3824, "nt"), (4608, 64, 2208, "tt"), (4608, 8, 2208, "tn"), (9000, 40, 2056, "nn")])
+def test_a_few_columns_on_a_gpu(M: int, N: int, K: int, order: str) -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").half().movedim(0, int(o == "t"))
+            for shape, o in zip(((M, K), (K, N)), order))
+    bias, out = torch.randint(-9, 10, (N,), device="cuda").half(), torch.full((M, N), float("nan"), device="cuda").half()
+    gk.matmul(a, b, out=out, epilogue=Bias(bias) | ReLU())
+    assert torch.equal(out.double(), (a.double() @ b.double() + bias.double()).clip(0).half().double())
+
+
 class Tiles(epilogues.Epilogue):
     """Stores tiles in its own way."""
 

@@ -1,0 +1,342 @@
+"""Graphene's fused kernels (Hagedorn et al., ASPLOS 2023, section 6.2) as specs, at any number of rows.
+
+    python -m examples.fused_specs            runs each on a small problem in the emulator
+
+| kernel | figure | what it computes | its own sizes |
+|---|---|---|---|
+| `mlp` | 11 | relu(... relu(X W0 + b0) ...), layers of width 128 in one launch | 2 to 20 layers |
+| `lstm` | 12 | relu(A B + X Y + bias): a simplified cell | K of both products |
+| `layernorm` | 13 | rows of X less their mean, by their deviation, times gamma, plus beta | columns |
+| `attention` | 14 | softmax(Q K^T / 8) V for heads of 64 columns | 384 keys in MLPerf's BERT |
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import gemmkit as gk
+from gemmkit import specs
+from gemmkit.ptx.special import barrier, thread_index
+from gemmkit.ptx.wgmma import fence_async
+from gemmkit.specs import ALL, WARP, cdiv
+from gemmkit.specs import T as Types
+from gemmkit.specs.tensors import Threads
+
+T: Any = Types
+
+
+def relu(x: Any) -> Any:
+    return max(x, np.float32(0))
+
+
+def typed(function: Any, **forms: Any) -> Any:
+    """The function with its tensors' types, which are made of numbers here."""
+    function.__annotations__ = forms
+    return function
+
+
+# -- products by warpgroups ------------------------------------------------------------------------------------------------
+
+WIDTH = 128
+GROUPS: Threads = specs.threads(256).tile(128)
+ROWS_TILE, WEIGHTS = T[128, 128].fp16.SH.in_lines(), T[256, 128].fp16.SH.in_lines()
+SUMS = T[64, 128].fp32.WR
+
+
+@cache
+def mlp(layers: int = 2) -> Any:
+    """``kernel(x, weights, biases, y)``: x and y M x 128, weights (128 layers) x 128, biases layers x 128, all of float16.
+
+    A block has 128 rows, and keeps them in shared memory from layer to layer; the next layer's weights come meanwhile.
+    """
+    def kernel(blocks, threads, X, W, bias, Y):  # type: ignore[no-untyped-def]
+        one, t, group = threads.scalar(), thread_index(), GROUPS.indices()[0]
+        rows, weights, sums = specs.Allocate(ROWS_TILE), specs.Allocate(WEIGHTS, 32768), specs.Allocate(SUMS)
+        source = X.tile(128, ALL)[blocks.indices()[0], 0]
+        for n in range(8):
+            specs.CopyAsync(one, source.tile(1, 8)[16 * n + t // 16, t % 16], rows.tile(1, 8)[16 * n + t // 16, t % 16])
+            specs.CopyAsync(one, W.tile(1, 8)[16 * n + t // 16, t % 16], weights.tile(1, 8)[16 * n + t // 16, t % 16])
+        mine = rows.tile(64, ALL)[group, 0]
+        for layer in range(layers):
+            specs.wait()
+            fence_async()
+            barrier()                                         # the weights are there, and all rows
+            if layer + 1 < layers:
+                for n in range(8):
+                    line = 16 * n + t // 16
+                    specs.CopyAsync(one, W.tile(1, 8)[128 * (layer + 1) + line, t % 16],
+                                    weights.tile(1, 8)[128 * ((layer + 1) % 2) + line, t % 16])
+            specs.Move(GROUPS, bias.tile(1, 128)[layer, 0], sums)
+            specs.MatMul(GROUPS, mine, weights.tile(128, ALL)[layer % 2, 0], sums)
+            specs.UnaryPointwise(relu, GROUPS, sums, sums)
+            if layer + 1 < layers:
+                specs.Move(GROUPS, sums, mine)                # a warp's own rows, which no other reads
+            barrier()                                         # all have read the weights
+        specs.Move(GROUPS, sums, Y.tile(128, ALL)[blocks.indices()[0], 0].tile(64, ALL)[group, 0])
+
+    typed(kernel, X=T["M", 128].fp16.GL, W=T[128 * layers, 128].fp16.GL, bias=T[layers, 128].fp16.GL, Y=T["M", 128].fp16.GL)
+    return specs.kernel(grid=(cdiv("M", 128),), block=(256,), shared_bytes=32768 + 65536)(kernel)
+
+
+LEFT, RIGHT = T[256, 64].fp16.SH.in_lines(), T[128, 128].fp16.SH.in_lines()
+
+
+def bring(threads: Any, left: Any, right: Any, stage: int, A: Any, B: Any, row: int, column: int, k: int) -> None:
+    """Ask for 128 x 64 of A and 64 x 128 of B."""
+    one, t = threads.scalar(), thread_index()
+    rows, columns = A.tile(128, 64)[row, k], B.tile(64, 128)[k, column]
+    a, b = left.tile(128, ALL)[stage, 0], right.tile(64, ALL)[stage, 0]
+    for n in range(4):
+        specs.CopyAsync(one, rows.tile(1, 8)[32 * n + t // 8, t % 8], a.tile(1, 8)[32 * n + t // 8, t % 8])
+        specs.CopyAsync(one, columns.tile(1, 8)[16 * n + t // 16, t % 16], b.tile(1, 8)[16 * n + t // 16, t % 16])
+
+
+@cache
+def lstm(k: int = 1024) -> Any:
+    """``kernel(a, b, x, y, bias, out)``: relu(a b + x y + bias), both products over ``k``, a multiple of 64."""
+    def kernel(blocks, threads, A, B, X, Y, bias, out):  # type: ignore[no-untyped-def]
+        (i, j), group = blocks.indices(), GROUPS.indices()[0]
+        left, right, sums = specs.Allocate(LEFT), specs.Allocate(RIGHT, 32768), specs.Allocate(SUMS)
+        specs.Move(GROUPS, bias.tile(1, 128)[0, j], sums)
+        bring(threads, left, right, 0, A, B, i, j, 0)
+        for step in range(2 * k // 64):
+            specs.wait()
+            fence_async()
+            barrier()                                         # this step is there, and the step before has been read
+            following = step + 1
+            if following < k // 64:
+                bring(threads, left, right, following % 2, A, B, i, j, following)
+            elif following < 2 * k // 64:
+                bring(threads, left, right, following % 2, X, Y, i, j, following - k // 64)
+            stage = step % 2
+            specs.MatMul(GROUPS, left.tile(64, ALL)[2 * stage + group, 0], right.tile(64, ALL)[stage, 0], sums)
+        specs.UnaryPointwise(relu, GROUPS, sums, sums)
+        specs.Move(GROUPS, sums, out.tile(128, 128)[i, j].tile(64, ALL)[group, 0])
+
+    rows, columns = T["M", k].fp16.GL, T[k, "N"].fp16.GL
+    typed(kernel, A=rows, B=columns, X=rows, Y=columns, bias=T[1, "N"].fp16.GL, out=T["M", "N"].fp16.GL)
+    return specs.kernel(grid=(cdiv("M", 128), cdiv("N", 128)), block=(256,), shared_bytes=65536)(kernel)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------------
+
+ONE = T[()].fp32.RF
+
+
+def to_single(x: Any) -> Any:
+    return np.float32(x)
+
+
+def to_half(x: Any) -> Any:
+    return np.float16(x)
+
+
+def squared(x: Any) -> Any:
+    return x * x
+
+
+def over_the_warp(part: Any) -> None:
+    """The sum of all lanes' parts, in every lane."""
+    other = specs.Allocate(ONE)
+    for lane in (16, 8, 4, 2, 1):
+        specs.Shfl("bfly", lane, WARP, part, other)
+        specs.BinaryPointwise("+", specs.THREAD, part, other, part)
+
+
+@cache
+def layernorm(columns: int = 1024) -> Any:
+    """``kernel(x, gamma, beta, y)``: rows of float16, a warp each, in registers; ``columns`` is a multiple of 256."""
+    pieces, factor = columns // 256, 1 / columns
+    held, part = T[pieces, 8].fp32.RF, T[1, 8].fp16.RF
+
+    def mean(x):  # type: ignore[no-untyped-def]
+        return x * factor
+
+    def deviation(x):  # type: ignore[no-untyped-def]
+        return 1 / math.sqrt(x * factor + 1e-5)
+
+    def kernel(blocks, threads, X, gamma, beta, Y):  # type: ignore[no-untyped-def]
+        one, (warp, lane), m = threads.scalar(), threads.indices(), blocks.indices()[0]
+        x, y, half = specs.Allocate(held), specs.Allocate(held), specs.Allocate(part)
+        total, total_of_piece = specs.Allocate(ONE), specs.Allocate(ONE)
+        source, target = X.tile(4, ALL)[m, 0].tile(1, 8), Y.tile(4, ALL)[m, 0].tile(1, 8)
+        specs.Init(0, one, total)
+        for n in range(pieces):
+            specs.Move(one, source[warp, 32 * n + lane], half)
+            specs.UnaryPointwise(to_single, one, half, x.tile(1, 8)[n, 0])
+            specs.Reduction("+", one, x.tile(1, 8)[n, 0], total_of_piece)
+            specs.BinaryPointwise("+", one, total, total_of_piece, total)
+        over_the_warp(total)
+        specs.UnaryPointwise(mean, one, total, total)
+        for n in range(pieces):
+            specs.BinaryPointwise("-", one, x.tile(1, 8)[n, 0], total, x.tile(1, 8)[n, 0])
+        specs.Init(0, one, total)
+        for n in range(pieces):
+            specs.UnaryPointwise(squared, one, x.tile(1, 8)[n, 0], y.tile(1, 8)[n, 0])
+            specs.Reduction("+", one, y.tile(1, 8)[n, 0], total_of_piece)
+            specs.BinaryPointwise("+", one, total, total_of_piece, total)
+        over_the_warp(total)
+        specs.UnaryPointwise(deviation, one, total, total)
+        for n in range(pieces):
+            specs.BinaryPointwise("*", one, x.tile(1, 8)[n, 0], total, x.tile(1, 8)[n, 0])
+            specs.UnaryPointwise(to_single, one, gamma.tile(8)[32 * n + lane], y.tile(1, 8)[n, 0])
+            specs.BinaryPointwise("*", one, x.tile(1, 8)[n, 0], y.tile(1, 8)[n, 0], x.tile(1, 8)[n, 0])
+            specs.UnaryPointwise(to_single, one, beta.tile(8)[32 * n + lane], y.tile(1, 8)[n, 0])
+            specs.BinaryPointwise("+", one, x.tile(1, 8)[n, 0], y.tile(1, 8)[n, 0], x.tile(1, 8)[n, 0])
+            specs.UnaryPointwise(to_half, one, x.tile(1, 8)[n, 0], half)
+            specs.Move(one, half, target[warp, 32 * n + lane])
+
+    row = T[columns].fp16.GL
+    typed(kernel, X=T["M", columns].fp16.GL, gamma=row, beta=row, Y=T["M", columns].fp16.GL)
+    return specs.kernel(grid=(cdiv("M", 4),), block=(4, 32))(kernel)
+
+
+# -- attention -------------------------------------------------------------------------------------------------------------
+
+QUERIES, VALUES, KEYS = T[64, 64].fp16.SH.in_lines(), T[64, 64].fp16.SH.in_lines(), T[64, 64].fp16.SH.in_lines(128, "col")
+OF_QUERIES, SCORES, ROW, OUT = T[2, 16].fp16.RF, T[2, 16].fp32.RF, T[2, 1].fp32.RF, T[1, 2].fp16.RF
+OPERAND = T[8, 1].fp16.RF                                     # of 32 along the sum, 8 columns
+SCALE = 1 / 8
+
+
+def exponential(x: Any) -> Any:
+    return math.exp(x * SCALE)
+
+
+def inverse(x: Any) -> Any:
+    return 1 / x
+
+
+def over_rows(name: str, part: Any) -> None:
+    """Of a thread's two rows what its four neighbours have: a row of scores is theirs."""
+    other = specs.Allocate(ROW)
+    for lane in (1, 2):
+        specs.Shfl("bfly", lane, WARP, part, other)
+        specs.BinaryPointwise(name, specs.THREAD, part, other, part)
+
+
+@cache
+def attention(keys: int = 384) -> Any:
+    """``kernel(q, k, v, out)``: heads x ``keys`` x 64 of float16, ``keys`` a multiple of 64. A warp has 16 queries, whose
+    scores of 64 keys at a time stay in registers; the sums of one product lie as the next takes its left operand."""
+    def kernel(blocks, threads, Q, K, V, O):  # type: ignore[no-untyped-def]  # noqa: E741
+        (h, m), (warp, lane), one, t = blocks.indices(), threads.indices(), threads.scalar(), thread_index()
+        tile, k_tile, v_tile = specs.Allocate(QUERIES), specs.Allocate(KEYS, 8192), specs.Allocate(VALUES, 16384)
+        q, s, p, o = specs.Allocate(OF_QUERIES), specs.Allocate(SCORES), specs.Allocate(OF_QUERIES), specs.Allocate(SCORES)
+        top, peak, total, part = specs.Allocate(ROW), specs.Allocate(ROW), specs.Allocate(ROW), specs.Allocate(ROW)
+        right = specs.Allocate(OPERAND)
+        of_q, of_k, of_v = Q.tile(1, 1, 8), K.tile(1, 1, 8), V.tile(1, 1, 8)
+        for n in range(4):
+            specs.CopyAsync(one, of_q[h, 64 * m + 16 * n + t // 8, t % 8], tile.tile(1, 8)[16 * n + t // 8, t % 8])
+        specs.wait()
+        barrier()
+        mine = tile.tile(16, 64)[warp, 0].tile(1, 8)
+        for n in range(4):
+            specs.Move(WARP, mine[8 * (lane // 16) + lane % 8, 2 * n + lane // 8 % 2], q.tile(2, 4)[0, n].tile(1, 2))
+        specs.Init(0, one, total)
+        specs.Init(-1e30, one, peak)
+        specs.Init(0, one, o)
+        for block in range(keys // 64):
+            barrier()                                         # all have read the keys before
+            for n in range(4):
+                key = 16 * n + t // 8
+                specs.CopyAsync(one, of_k[h, 64 * block + key, t % 8], k_tile.tile(8, 1)[t % 8, key])
+                specs.CopyAsync(one, of_v[h, 64 * block + key, t % 8], v_tile.tile(1, 8)[key, t % 8])
+            specs.wait()
+            barrier()
+            specs.Init(0, one, s)
+            for n in range(8):
+                for half in range(2):
+                    specs.Move(WARP, k_tile.tile(8, 1)[4 * half + lane // 8, 8 * n + lane % 8], right.tile(2, 1))
+                    for j in range(2):
+                        specs.MatMul(WARP, q.tile(2, 4)[0, 2 * half + j].tile(1, 2), right.tile(4, 1)[j, 0].tile(2, 1),
+                                     s.tile(2, 2)[0, n].tile(1, 2))
+            for i in range(2):
+                specs.Reduction("max", one, s.tile(1, 16)[i, 0], top[i, 0])
+            over_rows("max", top)
+            specs.BinaryPointwise("max", one, top, peak, top)
+            specs.BinaryPointwise("-", one, peak, top, peak)
+            specs.UnaryPointwise(exponential, one, peak, peak)            # what the sums so far are worth
+            for i in range(2):
+                specs.BinaryPointwise("-", one, s.tile(1, 16)[i, 0], top[i, 0], s.tile(1, 16)[i, 0])
+                specs.UnaryPointwise(exponential, one, s.tile(1, 16)[i, 0], s.tile(1, 16)[i, 0])
+                specs.Reduction("+", one, s.tile(1, 16)[i, 0], part[i, 0])
+                specs.UnaryPointwise(to_half, one, s.tile(1, 16)[i, 0], p.tile(1, 16)[i, 0])
+                specs.BinaryPointwise("*", one, o.tile(1, 16)[i, 0], peak[i, 0], o.tile(1, 16)[i, 0])
+            specs.BinaryPointwise("*", one, total, peak, total)
+            specs.BinaryPointwise("+", one, total, part, total)
+            specs.Move(one, top, peak)
+            for n in range(8):
+                for half in range(2):
+                    specs.Move(WARP, v_tile.tile(1, 8)[32 * half + lane, n], right.tile(2, 1))
+                    for j in range(2):
+                        specs.MatMul(WARP, p.tile(2, 4)[0, 2 * half + j].tile(1, 2), right.tile(4, 1)[j, 0].tile(2, 1),
+                                     o.tile(2, 2)[0, n].tile(1, 2))
+        over_rows("+", total)
+        specs.UnaryPointwise(inverse, one, total, total)
+        pair = specs.Allocate(OUT)
+        for i in range(2):
+            specs.BinaryPointwise("*", one, o.tile(1, 16)[i, 0], total[i, 0], o.tile(1, 16)[i, 0])
+            for n in range(8):
+                specs.UnaryPointwise(to_half, one, o.tile(1, 2)[i, n], pair)
+                row = 64 * m + 16 * warp + 8 * i + lane // 4
+                specs.Move(one, pair, O.tile(1, 1, 2)[h, row, 4 * n + lane % 4])
+
+    head = T["H", keys, 64].fp16.GL
+    typed(kernel, Q=head, K=head, V=head, O=head)
+    return specs.kernel(grid=("H", keys // 64), block=(4, 32), shared_bytes=24576)(kernel)
+
+
+# -- what they compute, in float64 -----------------------------------------------------------------------------------------
+
+def mlp_reference(x: np.ndarray, weights: np.ndarray, biases: np.ndarray) -> np.ndarray:
+    """Activations are rounded to float16 between layers, as the kernel keeps them."""
+    y = x.astype(float)
+    for w, b in zip(weights.astype(float).reshape(len(biases), WIDTH, WIDTH), biases.astype(float)):
+        y = np.maximum(y @ w + b, 0).astype(np.float16).astype(float)
+    return y
+
+
+def layernorm_reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    centred = x.astype(float) - x.astype(float).mean(1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+    return np.asarray(scaled * gamma.astype(float) + beta.astype(float))
+
+
+def lstm_reference(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    sums = a.astype(float) @ b.astype(float) + x.astype(float) @ y.astype(float) + bias.astype(float)
+    return np.asarray(np.maximum(sums, 0))
+
+
+def attention_reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    scores = q.astype(float) @ k.astype(float).swapaxes(1, 2) / 8
+    weights = np.exp(scores - scores.max(2, keepdims=True))
+    return np.asarray(weights @ v.astype(float) / weights.sum(2, keepdims=True))
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+        return (scale * rng.standard_normal(shape)).astype(np.float16)
+
+    x, weights, biases = normal(40, 128), normal(256, 128, scale=0.125), normal(2, 128)
+    y, rows, out = np.zeros_like(x), normal(5, 256), np.zeros((5, 256), np.float16)
+    gamma, beta, q = normal(256), normal(256), normal(1, 64, 64)
+    heads = np.zeros_like(q)
+    with gk.emulate():
+        mlp()(x, weights, biases, y)
+        layernorm(256)(rows, gamma, beta, out)
+        attention(64)(q, q, q, heads)
+    for name, found, wanted in (("mlp", y, mlp_reference(x, weights, biases)),
+                                ("layernorm", out, layernorm_reference(rows, gamma, beta)),
+                                ("attention", heads, attention_reference(q, q, q))):
+        print(f"{name}: largest difference {np.abs(found - wanted).max():.1e}")
+
+
+if __name__ == "__main__":
+    main()
