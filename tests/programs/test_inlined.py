@@ -160,7 +160,7 @@ def in_a_tile(mapping: gk.Mapping, **more: Any) -> Callable[..., None]:
     (in_a_tile(gk.Mapping({"k": 65})), None, gk.ConfigError, "64, 128, 192 or 256 is needed"),
     (doubled.function, gk.Mapping(variants={"finished": "fast"}), gk.ConfigError, "finished has the variants finished, finished_by"),
     (doubled.function, gk.Mapping(variants={"finishing": "fast"}), gk.ConfigError, "the programs are add_product, doubled, finished")],
-    ids=str)
+    ids=range(8))
 def test_mistakes(drawn: Drawn, function: Any, mapping: Any, error: Any, words: str) -> None:  # noqa: F811
     with pytest.raises(error, match=words):
         gk.program(function).plan(*arrays(drawn), mapping=mapping)
