@@ -290,7 +290,7 @@ def launched(own_launches: None, replaced: Seeded, gpus: Set) -> Iterator[list[A
     gpus(available=False)
     replaced(Launchable, "bind", lambda self: Bound(self, log))
     replaced(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))
-    replaced(launches, "stream_memory", lambda ordinal, stream, nbytes: log.append(nbytes) or AT)
+    replaced(launches, "stream_memory", lambda ordinal, stream, nbytes, role: log.append(nbytes) or AT)
     yield log
 
 

@@ -163,12 +163,12 @@ def test_prefetch_by_registers(through: str) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["barrier", "wait"])
+@pytest.mark.parametrize("name", ["barrier", "wait_copies"])
 def test_a_prefetch_by_registers_needs_what_it_has(name: str, seeded: Seeded) -> None:
     """Of one operand by registers, and one by copies."""
-    from gemmkit.specs import lower as ahead
+    from gemmkit.specs import nodes as ahead
 
-    seeded(ahead, name, lambda: None)
+    seeded(ahead, name, (lambda: None) if name == "barrier" else lambda most: None)
     with pytest.raises(EmulatorError):
         product(maxwell(prefetch=True, through="a"), operands(64, 64, 24))
 
@@ -181,7 +181,7 @@ def test_prefetch() -> None:
 
 def test_a_prefetch_without_its_barrier(seeded: Seeded) -> None:
     """The emulator finds what the node would do wrong."""
-    from gemmkit.specs import lower as ahead
+    from gemmkit.specs import nodes as ahead
 
     seeded(ahead, "barrier", lambda: None)
     with pytest.raises(EmulatorError, match=r"(?s)race in .*shared memory.*\.move\(A, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
@@ -189,9 +189,9 @@ def test_a_prefetch_without_its_barrier(seeded: Seeded) -> None:
 
 
 def test_a_prefetch_that_is_not_waited_for(seeded: Seeded) -> None:
-    from gemmkit.specs import lower as ahead
+    from gemmkit.specs import nodes as ahead
 
-    seeded(ahead, "wait", lambda: None)
+    seeded(ahead, "wait_copies", lambda most: None)
     with pytest.raises(EmulatorError, match=r"(?s)\.move\(B, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
         product(maxwell(prefetch=True), operands(64, 64, 24))
 
@@ -245,7 +245,7 @@ WRITTEN = [
     (lambda: base().tile(64, True), "columns=True"),
     (lambda: base().split("8"), "k='8'"),
     (lambda: Move.split(8), "a Move has no K"),
-    (lambda: base().tile(64, 64).to(Kernel), "give Block, Warp, Thread"),
+    (lambda: base().tile(64, 64).to(Kernel), "give Block, Warpgroup, Warp, QuadPair, Thread"),
     (lambda: base().tile(64, 64).pad(4), r"\.pad refines \.move, and stands behind \.tile\(64, 64\)"),
     (lambda: base().sync, r"\.sync refines \.split, and stands behind MatMul"),
     (lambda: base().split(8).swizzle(4), r"refines \.tile"),
@@ -266,7 +266,7 @@ WRITTEN = [
     (lambda: block().move(A, SH, Move.done).prefetch.through(SH), r"\.through\('SH'\)"),
     (lambda: block().move(A, RF, Move.done).swizzle(XOR), "moves to SH; registers have no layout"),
     (lambda: block().move(A, RF, Move.done).pad(4), "moves to SH; registers have no layout"),
-    (lambda: block().accumulate_in(SH, Init.done, Move.done), "sums are kept in RF or FR"),
+    (lambda: block().accumulate_in(SH, Init.done, Move.done), "sums are kept in RF, FR, WR or QP"),
     (lambda: block().accumulate_in(RF, Move.done, Move.done), "begin is a Move; give a schedule of Init"),
     (lambda: Move.accumulate_in(RF, Init.done, Move.done), "a Move has no sums"),
     (lambda: block().done.tile(8, 8), "the schedule is done"),
@@ -291,7 +291,7 @@ CALLED = [
     (lambda: block().split(8).move(A, SH, Move.done).prefetch.no_sync.move(B, SH, Move.done).no_sync.prefetch.done, r"move\(B, .*\.no_sync of both leaves out the barrier"),
     (lambda: shared(lambda s: s.swizzle(lambda i: i & 63)), r"\.move\(B, SH, \.\.\.\): \.swizzle: it is not a permutation of 512 offsets: 0 and 64 both go to 0"),
     (lambda: shared(lambda s: s.swizzle(lambda i: i + 1)), "not a permutation of 512 offsets: 511 goes to 512"),
-    (lambda: shared(lambda s: s.swizzle(lambda i: (i + 4) % 512)), "it is no XOR of an offset's bits: 0 goes to 4"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: (i + 4) % 512)), "it is not an XOR of an offset's bits: 0 goes to 4"),
     (lambda: shared(lambda s: s.swizzle(lambda i: i ^ (i >> 6 & 2))), "takes 16 bytes apart, 4 elements that one access moves: from 2 on"),
     (lambda: shared(lambda s: s.pad(3).swizzle(XOR)), r"\.swizzle\(XOR\) is of lines of 32 bytes and more, a power of two apart"),
     (lambda: shared(lambda s: s.layout("[(8,32):(32,1)]")), r"is of 8 x 32, and the tile is 8 x 64"),
