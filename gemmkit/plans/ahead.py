@@ -41,7 +41,7 @@ from gemmkit.runtime.tensor_maps import Encoder, driver_names, steps_of
 
 __all__ = [
     "CompiledKernel", "KernelToCompile", "Made", "Occupancy", "Recording", "compile_config", "compiled", "compiled_kernel",
-    "exported", "imagined", "occupancy", "recorded",
+    "imagined", "occupancy", "recorded",
 ]
 
 

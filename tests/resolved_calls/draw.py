@@ -36,7 +36,7 @@ def view(dtype: str, *shape: int, order: tuple[int, ...] = (), steps: tuple[int,
          offset: int = 0) -> np.ndarray:
     """An array that nobody has written: ``order`` has its axes, the slowest first, ``steps`` how far apart elements are along
     each (0: all are one; negative: backwards), ``pad`` the elements behind the fastest axis, ``offset`` those before."""
-    kind = np.dtype({"bf2": ml_dtypes.bfloat16}.get(dtype, dtype))
+    kind = np.dtype(getattr(ml_dtypes, {"bf2": "bfloat16"}.get(dtype, dtype), dtype))
     order, steps = order or tuple(range(len(shape))), steps or (1,) * len(shape)
     strides, size, first = [0] * len(shape), 1, offset
     for n, axis in enumerate(reversed(order)):
@@ -421,7 +421,8 @@ def programmed(draw: Drawing) -> Case:
     given = [repr(printed(case.source))]
     for x in case.source.arrays:
         shape = [case.sizes[dim] for dim in x.dims]
-        dtype = {"float16": "f2", "bfloat16": "bf2", "float32": "f4"}.get(x.dtype, np.dtype(x.dtype).str[1:])
+        name = np.dtype(getattr(ml_dtypes, str(x.dtype), x.dtype)).name
+        dtype = {"float16": "f2", "bfloat16": "bf2", "float32": "f4"}.get(name, name)
         lies = ""
         if x.pitch == 0 and len(shape) > 1:
             lies = f", order={(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)}"
