@@ -129,6 +129,7 @@ LIBRARIES = (
     Line("products, gated pairs and sums of rows, against Triton and PyTorch", "rivals", "rivals",
          is_work("square", "glu", "row sums")),
     Line("attention, against Triton, cuDNN and FlashAttention-2", "rivals", "rivals", is_work("plain", "causal")),
+    Line("programs of figures 13 and 14 (Cypress), against cuBLAS, cuDNN and Triton", "cypress", "cypress"),
     Line("layer norm and an LSTM cell, against PyTorch eager, scripted and compiled", "rivals", "rivals",
          is_work("layernorm", "lstm")),
     Line("the paper's fusions (Table 2)", "experiments", "fusion"),

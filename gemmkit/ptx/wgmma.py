@@ -396,7 +396,8 @@ class WgmmaSpec:
         """C + A B^T (C - A B^T with ``negates``) of a 64 x K ``a``, an N x K ``b`` and a 64 x N ``c`` (None: zeros), in the
         accumulator's type.
 
-        Products of floats are exact in float32, in which they are added up; sums of integers wrap.
+        Products of floats are added up in float64 and rounded to float32 once, so that a row has the same bits wherever it
+        lies (float32 products of NumPy's depend on that); sums of integers wrap.
         """
         if self.accumulator == S32:
             exact = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.int64)
@@ -404,7 +405,7 @@ class WgmmaSpec:
         if self.a == F32:
             a, b = (np.bitwise_and(x.view(np.uint32), _TF32_BITS).view(F32) for x in (a, b))
         with np.errstate(all="ignore"):
-            product = a.astype(F32) @ b.astype(F32).T
+            product = (a.astype(np.float64) @ b.astype(np.float64).T).astype(F32)
             if self.negates:
                 product = -product
             return (product if c is None else product + c.astype(F32)).astype(self.accumulator)

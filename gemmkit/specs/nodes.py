@@ -28,7 +28,7 @@ from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.ptx.wgmma import wgmma_wait
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.shapes import ALL, local
-from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR, Form, Tensor, allocate, matrix_of, on, on_scaled
+from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR, Form, Tensor, allocate, on, on_scaled, stored_matrix
 
 # --------------------------------------------------------------------------------------------------
 # Code that is there as often as it is executed.
@@ -193,7 +193,7 @@ class SideBySide(Component):
         if self.is_known:
             i, j = self.place(number, self.tiles.m, self.tiles.n)
         else:
-            rows, columns = matrix_of(operands[2]).shape
+            rows, columns = stored_matrix(operands[2]).shape
             i, j = self.place(number, over(rows, self.tile_rows), over(columns, self.tile_columns))
         self.inner.run(self.tiles.parts(self.tiles, operands, i, j))
 
@@ -600,7 +600,7 @@ class Pipelined(Component):
 
     def grid(self, operands: tuple) -> tuple:
         """How many tiles there are; blocks of a cluster have as many."""
-        rows, columns = matrix_of(operands[2]).shape
+        rows, columns = stored_matrix(operands[2]).shape
         return over(over(rows, self.tiles.rows), self.cluster) * self.cluster, over(columns, self.tiles.columns)
 
     def count(self, operands: tuple) -> int:

@@ -542,7 +542,7 @@ def _type_matrix(context: TypingContext, tensor: types.Type) -> Any:
 
 
 @atom(_type_matrix)
-def matrix_of(tensor: Any) -> Any:
+def stored_matrix(tensor: Any) -> Any:
     """The array in global memory that a tensor stands on, scaled or not."""
     return tensor.storage[0] if tensor.form.scaling else tensor.storage
 

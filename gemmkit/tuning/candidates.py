@@ -432,7 +432,7 @@ WIDE = 2**21                           # elements of a D that Hopper's kernel st
 HIDDEN = 128, 768                      # the longest K of which is hidden behind that: with both operands copied, with one
 WIDEST = 2**24                         # of so many any K, where rows begin at 4 bytes
 WORTH = 0.85                           # of the other kernel's modelled time: what taking one in place of the usual comes to
-MOST_SHARED = 8                        # shares of K of Hopper's kernel in that: of 10 and 24 the model promises too much
+MOST_SHARED = 5                        # shares of K of Hopper's kernel in that: of more the model promises too much
 SIDE = 64                              # of a tile of the multistage kernel's
 STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
 LONGEST = 2048                         # along K: above it few tiles are streamed,

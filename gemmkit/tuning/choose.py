@@ -544,7 +544,7 @@ def _of_few_columns(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
     assert a is not None
     if a.dtype not in SIXTEEN or not 0 < N <= ROWS or M < WIDE or K < LONG_K or asked.infos["c"] is not None:
         return None
-    if d is not None and d.vector_axis != 1:
+    if (d is not None and d.vector_axis != 1) or candidates.propose(asked, device) is not None:     # a winner stands above
         return None
     ways = ((-(-M // width) * splits, width, splits) for width in WIDTHS for splits in (1, 2, 4)
             if -(-M // width) <= at_once(splits, device.sm_count))
