@@ -144,7 +144,6 @@ class PlainGather(Repeated):
     def __init__(self, ranks: Ranks, device: torch.device, lengths: tuple[int, ...], returns_a: bool, conf: Config | None,
                  components: dict[str, Any]):
         super().__init__(device, conf, components)
-        self.why_plain = ranks.why_plain
         self._ranks, self._lengths, self._returns_a = ranks, lengths, returns_a
         self._product = PlannedProduct(conf, self.components)
 
@@ -157,6 +156,7 @@ class PlainGather(Repeated):
 def _by_group(ranks: Ranks, key: tuple[Any, ...] | None, call: Any) -> Any:
     """A call that goes by the group, found again by its key: on a GPU, but for one that goes so because the stream is being
     captured, and on a CPU none, where products are the emulator's."""
+    call.why_plain = ranks.why_plain
     is_known = call.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
     return remember(ranks, key, call) if is_known else call
 
@@ -376,7 +376,6 @@ class PlainReduceScatter(Repeated):
     def __init__(self, ranks: Ranks, device: torch.device, how: ReductionRule, lengths: tuple[int, ...],
                  conf: Config | None, components: dict[str, Any]):
         super().__init__(device, conf, components, how.rule)
-        self.why_plain = ranks.why_plain
         self._ranks, self._how, self._lengths, before = ranks, how, lengths, before_sum(self.components)
         #: Where a component sees rows, all are multiplied at once.
         self._whole = PlannedProduct(conf, before) if sees_rows(conf, self.components) else None
@@ -411,7 +410,6 @@ class PlainAllReduce(Repeated):
     def __init__(self, ranks: Ranks, device: torch.device, how: ReductionRule, conf: Config | None,
                  components: dict[str, Any]):
         super().__init__(device, conf, components, how.rule)
-        self.why_plain = ranks.why_plain
         self._ranks, self._how = ranks, how
         self._partial = PlannedProduct(conf, before_sum(self.components))
 

@@ -399,13 +399,13 @@ class WgmmaSpec:
         Products of floats are added up in float64 and rounded to float32 once, so that a row has the same bits wherever it
         lies (float32 products of NumPy's depend on that); sums of integers wrap.
         """
-        if self.accumulator == S32:
-            exact = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.int64)
-            return (exact if c is None else exact + c).astype(S32)
         if self.a == F32:
             a, b = (np.bitwise_and(x.view(np.uint32), _TF32_BITS).view(F32) for x in (a, b))
         with np.errstate(all="ignore"):
-            product = (a.astype(np.float64) @ b.astype(np.float64).T).astype(F32)
+            exact = a.astype(np.float64) @ b.astype(np.float64).T
+            if self.accumulator == S32:
+                return (exact.astype(np.int64) if c is None else exact.astype(np.int64) + c).astype(S32)
+            product = exact.astype(F32)
             if self.negates:
                 product = -product
             return (product if c is None else product + c.astype(F32)).astype(self.accumulator)

@@ -456,10 +456,9 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     worst = max(copies.kinds)
     is_stored = copies.of_d == VECTORS and products * M * N >= WIDE
     is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (products * M * N >= WIDEST and worst == WORDS))
-    hoppers = copies.hoppers(asked.sizes, device, products)
     if K >= LEAST and worst != ELEMENTS and not is_hidden:
-        shared = (one for one in hoppers if one.shares <= MOST_SHARED)
-        return of_half(copied(copies), a, b, asked.sizes, device, products, _nanoseconds(shared, asked, device) / WORTH)
+        most = _nanoseconds_of_hoppers(copies, asked, device, MOST_SHARED) / WORTH
+        return of_half(copied(copies), a, b, asked.sizes, device, products, most)
     tiles = -(-M // SIDE) * -(-N // SIDE) * products
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1]) * products
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
@@ -467,14 +466,15 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.proposal(asked, device)
     if worst == ELEMENTS and K > SHORT.block[2]:
-        return of_half(copied(copies), a, b, asked.sizes, device, products, WORTH * _nanoseconds(hoppers, asked, device))
+        most = WORTH * _nanoseconds_of_hoppers(copies, asked, device)
+        return of_half(copied(copies), a, b, asked.sizes, device, products, most)
     return None
 
 
-def _nanoseconds(mappings: Iterable[CostedTile], asked: Asked, device: DeviceInfo) -> float:
-    """The least modelled time of Hopper's kernel by these."""
-    itemsize = asked.operands[0].dtype.itemsize
-    return min(one.cycles(asked.sizes, device, itemsize, None, asked.products) for one in mappings) / CLOCK
+def _nanoseconds_of_hoppers(copies: RowAlignment, asked: Asked, device: DeviceInfo, most_shares: float = math.inf) -> float:
+    """The least modelled time of Hopper's kernel, with so many shares of K at most."""
+    found = (one for one in copies.hoppers(asked.sizes, device, asked.products) if one.shares <= most_shares)
+    return min(one.cycles(asked.sizes, device, 2, None, asked.products) for one in found) / CLOCK
 
 
 def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
@@ -516,12 +516,11 @@ def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> Narrow | N
     arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *asked.sizes)
     table, listed = sm90.narrow_mappings(made, given, asked.sizes, device, products, arrays)
     supply = table.supply_of(of_a, of_b) if size == 1 else None
-    is_aligned = supply is None
-    if not is_aligned:
+    if supply is not None:
         listed += can_share(table.clustered, a, b)
     if is_promoted:
-        piece = _piece(asked)
-        if supply is not None:                         # it is in what these take
+        piece, is_aligned = _piece(asked), supply is None
+        if not is_aligned:                             # it is in what these take
             listed, supply = tuple(one for one in UNALIGNED_PROMOTED if one.N % (piece * one.within) == 0), None
         listed += _fitted(sizes[1], piece, is_aligned)
     mapping = fastest(asked.sizes, device, itemsize=size, mappings=listed, supply=supply, products=products)

@@ -57,7 +57,7 @@ from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
 from gemmkit.tuning import candidates, simt, sm80, sm90
 from gemmkit.tuning.candidates import Candidate, Narrow, small_candidates
-from gemmkit.tuning.model import Asked, Infos, Layouts
+from gemmkit.tuning.model import LINE, Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
     EIGHT,
     LARGE,
@@ -544,16 +544,17 @@ def _of_few_columns(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
     assert a is not None
     if a.dtype not in SIXTEEN or not 0 < N <= ROWS or M < WIDE or K < LONG_K or asked.infos["c"] is not None:
         return None
-    if (d is not None and d.vector_axis != 1) or candidates.propose(asked, device) is not None:     # a winner stands above
+    if d is not None and d.vector_axis != 1:
         return None
     ways = ((-(-M // width) * splits, width, splits) for width in WIDTHS for splits in (1, 2, 4)
             if -(-M // width) <= at_once(splits, device.sm_count))
     blocks, width, splits = max(ways, key=lambda way: way[0], default=(0, 0, 0))
     tiles = -(-M // ROWS)
-    if blocks < MORE_BLOCKS * tiles / -(-tiles // device.sm_count):
+    is_worth = blocks >= MORE_BLOCKS * tiles / -(-tiles // device.sm_count)
+    if not is_worth or candidates.propose(asked, device) is not None:      # a winner stands above
         return None
     return dict(kernel="warp_specialised", operator=WGMMAOp(width, dtype=a.dtype), splits=splits, schedule="cooperative",
-                block_shape=Tile(M=ROWS, N=width, K=DEPTH // a.dtype.itemsize), warps_per_block=4)
+                block_shape=Tile(M=ROWS, N=width, K=LINE // a.dtype.itemsize), warps_per_block=4)
 
 
 # -- what is not given of a configuration -----------------------------------------------------------------------------
