@@ -2,7 +2,8 @@
 
 | works | beside |
 |---|---|
-| plain, causal | cuDNN's backward pass, through ``scaled_dot_product_attention``; FlashAttention 2's, through the same |
+| plain, causal | cuDNN's backward pass, through ``scaled_dot_product_attention``; FlashAttention 2's, through the same; |
+| | FlashAttention 4's, where the package flash-attn-4 is installed |
 | alibi, soft cap, window, grouped | FlexAttention's, by ``torch.compile`` (`bench.torch_attention`) |
 
 All are ``torch.autograd.grad`` of q, k and v of a call that is kept, timed in turns by events in one run: of these sizes the
@@ -13,9 +14,11 @@ With ``--device cpu`` small cases run in the emulator, beside PyTorch's own math
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -82,6 +85,14 @@ def by_backend(backend: str, case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.work == "causal")
 
 
+def by_flash_attention_4(case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
+    """Of views: its heads stand behind rows."""
+    from flash_attn.cute import flash_attn_func
+
+    found = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=case.work == "causal")
+    return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+
 def by_flex_attention(case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
     return by_flex(case.experiment, recorded=True)(q, k, v)
 
@@ -106,7 +117,12 @@ def peers(case: BackwardCase, device: str) -> dict[str, Forward]:
     if device == "cpu":
         return {"formula": by_formula}
     if case.work in BY_PYTORCH:
-        return {"cuDNN": partial(by_backend, "CUDNN_ATTENTION"), "FlashAttention 2": partial(by_backend, "FLASH_ATTENTION")}
+        found: dict[str, Forward] = {"cuDNN": partial(by_backend, "CUDNN_ATTENTION"),
+                                     "FlashAttention 2": partial(by_backend, "FLASH_ATTENTION")}
+        with suppress(ImportError):
+            importlib.import_module("flash_attn.cute")
+            found["FlashAttention 4"] = by_flash_attention_4
+        return found
     return {"FlexAttention": by_flex_attention}
 
 

@@ -1,7 +1,8 @@
-"""Other ways to compute the rows of `bench.experiments.versus`: Triton, PyTorch eager, scripted and compiled, attentions.
+"""Other ways to compute the rows of `bench.experiments.versus`: Triton, QuACK, PyTorch's three ways, attentions.
 
 `RIVALS` has, for each work, makers by the names that results give them. A maker takes the row's case and its operands, and
-returns a call that writes ``x.peer_out``.
+returns a call that writes ``x.peer_out``. A rival gets its operands in the order that it documents: QuACK's gated product
+has the columns of both weights in turns, FlashAttention-4 has heads behind rows.
 """
 
 from __future__ import annotations
@@ -137,22 +138,60 @@ def _triton(name: str, *of: str) -> Maker:
     return make
 
 
+def _quack(case: Any, x: Any) -> Call:
+    """QuACK's product with the mapping of its own heuristic; ``tuned=True`` would try 44 of them first, for minutes."""
+    from quack.gemm_interface import gemm
+
+    return lambda: gemm(x.a, x.b, out=x.peer_out, tuned=False)
+
+
+def _quack_glu(case: Any, x: Any) -> Call:
+    import torch
+    from quack.gemm_interface import gemm_act
+
+    weights = torch.stack((x.w.T, x.v.T), 1).reshape(-1, x.a.shape[1]).T
+    return lambda: gemm_act(x.a, weights, activation="swiglu", postact_out=x.peer_out, store_preact=False, tuned=False)
+
+
+def _quack_layernorm(case: Any, x: Any) -> Call:
+    from quack.rmsnorm import layernorm_fwd
+
+    gamma, beta = x.gamma.float(), x.beta.float()                  # it takes no others
+    return _into(x, lambda: layernorm_fwd(x.x, gamma, beta, eps=1e-5))
+
+
+def _flash_attention_4(case: Any, x: Any) -> Call:
+    from flash_attn.cute import flash_attn_func
+
+    q, k, v = (one.transpose(1, 2).contiguous() for one in (x.q, x.k, x.v))
+
+    def call() -> None:
+        found = flash_attn_func(q, k, v, causal=case.work == "causal")
+        x.peer_out = (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+    return call
+
+
 ATTENTION: dict[str, Maker] = {
+    "FlashAttention-4": _flash_attention_4,
     "Triton": _triton("attention", "q", "k", "v", "peer_out"), "cuDNN": _sdpa("CUDNN_ATTENTION"),
     "FlashAttention-2": _sdpa("FLASH_ATTENTION"),
 }
 RIVALS: dict[str, dict[str, Maker]] = {
-    "square": {"Triton": _triton("product", "a", "b", "peer_out"), "cuBLAS": _cublas},
-    "glu": {"Triton": _triton("gated", "a", "w", "v", "peer_out"), "PyTorch": _of_glu("eager"),
+    "square": {"Triton": _triton("product", "a", "b", "peer_out"), "QuACK": _quack, "cuBLAS": _cublas},
+    "glu": {"Triton": _triton("gated", "a", "w", "v", "peer_out"), "QuACK": _quack_glu, "PyTorch": _of_glu("eager"),
             "torch.compile": _of_glu("compiled")},
     "row sums of a": {"Triton": _triton("with_sums", "a", "b", "peer_out", "found2"), "cuBLAS, then a kernel": _with_sums},
     "plain": ATTENTION | {"PyTorch, unfused": _of_attention("eager"), "torch.compile, unfused": _of_attention("compiled")},
     "causal": ATTENTION,
     "layernorm": {"PyTorch, unfused": _of_rows("eager"), "TorchScript, unfused": _of_rows("scripted"),
-                  "torch.compile": _of_rows("compiled"), "PyTorch's layer_norm": _builtin},
+                  "torch.compile": _of_rows("compiled"), "PyTorch's layer_norm": _builtin, "QuACK": _quack_layernorm},
     "lstm": {"PyTorch, 5 kernels": _of_lstm("eager"), "TorchScript": _of_lstm("scripted"),
              "torch.compile": _of_lstm("compiled"), "two kernels": _two_kernels},
 }
+
+
+PACKAGES = {"Triton": "triton", "QuACK": "quack-kernels", "FlashAttention-4": "flash-attn-4"}
 
 
 def names(work: str) -> list[str]:
@@ -166,10 +205,10 @@ def make(case: Any, name: str, x: Any) -> Call:
 
 def version(name: str) -> str:
     """The rival with its version."""
+    import importlib.metadata
+
     import torch
 
-    if name == "Triton":
-        import triton
-
-        return f"Triton {triton.__version__} (bench.triton_kernels)"
-    return f"{name} (torch {torch.__version__})"
+    if name not in PACKAGES:
+        return f"{name} (torch {torch.__version__})"
+    return f"{name} {importlib.metadata.version(PACKAGES[name])}" + " (bench.triton_kernels)" * (name == "Triton")

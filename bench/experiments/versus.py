@@ -76,6 +76,13 @@ class Versus(Experiment):
         return float(self.of.peer_error(lib, x))
 
 
+def attentions() -> Iterator[Experiment]:
+    """Of FlashAttention-4's sizes those that `works` has not, beside it and cuDNN alone."""
+    for work, batch, rows, size in (("plain", 4, 4096, 64), ("causal", 4, 4096, 64), ("plain", 1, 16384, 128),
+                                    ("causal", 1, 16384, 128), ("plain", 1, 16384, 64), ("causal", 1, 16384, 64)):
+        yield Attention("rivals", work, "f16", batch * 16 * rows, rows, size, batch=batch, heads=16)
+
+
 def works() -> Iterator[Experiment]:
     for n in (4096, 8192):
         yield Product("rivals", "square", "f16", n, n, n)
@@ -92,6 +99,7 @@ def works() -> Iterator[Experiment]:
 
 
 def versus() -> Iterator[Versus]:
-    for of in works():
-        for name in rivals.names(of.work):
-            yield Versus("rivals", of.work.partition(",")[0], of.kind, of.m, of.n, of.k, of=of, rival=name)
+    pairs = [(of, name) for of in works() for name in rivals.names(of.work)]
+    pairs += [(of, name) for of in attentions() for name in ("FlashAttention-4", "cuDNN")]
+    for of, name in pairs:
+        yield Versus("rivals", of.work.partition(",")[0], of.kind, of.m, of.n, of.k, of=of, rival=name)
