@@ -26,11 +26,13 @@ MAPPINGS = (
 )
 # Beside them for windows of convolutions, which often have 64 filters or 32. The steps are what tensor cores read of shared
 # memory (128 bytes a cycle), not fitted. (f16, 32 images of 56 x 56 x 64, 64 filters of 3 x 3, H200, 2026-11-28: 19.4 us by
-# the first, 20.3 by the second, 22.4 by 64x64 in ping-pong, 41.1 by 128x128; cuDNN 27.8.)
+# the first, 20.3 by the second, 22.4 by 64x64 in ping-pong, 41.1 by 128x128; cuDNN 27.8. 64^3 positions of 32 channels, 32
+# filters of 3^3: 313 by the last, 347 by the third, cuDNN 242.)
 WINDOWS = (
     (128, 64, "pingpong", 8, (1, 1), 300, 1000, 2000),
     (256, 64, "cooperative", 8, (1, 1), 560, 3500, 0),
     (128, 32, "pingpong", 8, (1, 1), 220, 900, 2000),
+    (256, 32, "cooperative", 8, (1, 1), 350, 2200, 0),
 )
 # Behind them, with stages of two lines. A line of so small a tile takes a warpgroup less time than the hand-over of its
 # stage: two a stage (384 x 320 x 944, clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K
@@ -98,6 +100,9 @@ LEAST_SHARED = 32
 WORKSPACE = tuple((M, N, "cooperative", warps, cluster, step, 8000, 0)
                   for M, N, warps, step in ((128, 128, 8, 560), (64, 128, 4, 330), (64, 64, 4, 200))
                   for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)) if N == 128 or cluster == (1, 1))
+# Beside them for gradients of few filters: the L2's bandwidth is the limit, and it gives each window once (32^3 positions of
+# 64 channels, 64 filters of 3^3, H200, 2026-11-29: 84 us by 64x192, 97 by 64x256, 109 by 64x128, 140 by 128x128; cuDNN 89).
+WINDOWS_WORKSPACE = ((64, 192, "cooperative", 4, (1, 1), 450, 8000, 0),)
 # The same of operands that TMA cannot take as they lie in memory (64 x 29 x 3653, nt: 108 us without shares), with eight
 # producer warps. (In groups of 8, not along Hilbert's curve: seven products of `choice_before.json` take 0.81 to 0.98 of the
 # time, 128 x 1128 x 9591 in 14 shares 55 us and 68.)
@@ -247,31 +252,46 @@ ORDINARY = (                           # float32
     ((64, 32, 32), (32, 16), 3, 4, (416, 533, 471, 592), 620, 2400, 2, (8, 4)),
     ((32, 32, 32), (16, 16), 3, 6, (269, 350, 334, 404), 355, 2300, 2),
 )
+# float64 and tf32 were fitted to 1600 times of 41 products by 47 tiles on an H200 (2026-11-29), and to those of
+# `bench.experiments.random_shapes`; a tile's times are off by 10 %. Between the powers of two stand tiles that leave less
+# empty: 96 x 14384 x 664 in float64 takes 42 us by 96 rows and 56 by 128, 9642 x 40 x 832 30 us by 40 columns and 51 by 64.
+# Whether tf32 is copied in words decides the larger tiles: 2624 x 2464 x 5167 takes 702 us by 128x256, 1147 by 64x128.
 DOUBLE = (                             # float64, by DMMA: nothing is copied across, yet the order of A decides how warps lie
-    ((128, 128, 32), (32, 64), 3, 1, (2270, 2310, 2270, 2310), 2270, 4000, 0),
-    ((128, 128, 32), (64, 32), 3, 1, (2310, 2270, 2310, 2270), 2270, 4000, 0),
-    ((64, 128, 32), (32, 32), 3, 1, (1173,) * 4, 1173, 2600, 2),
-    ((64, 64, 16), (32, 32), 3, 3, (302,) * 4, 380, 2500, 1),
-    ((32, 64, 32), (16, 32), 3, 3, (418,) * 4, 430, 2900, 2),
-    ((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 280, 2000, 2),
+    ((128, 128, 32), (32, 64), 3, 1, (2219, 2260, 2219, 2260), 2219, 4000, 2),
+    ((128, 128, 32), (64, 32), 3, 1, (2260, 2219, 2260, 2219), 2219, 4000, 2),
+    ((96, 128, 32), (48, 32), 3, 1, (1759,) * 4, 1759, 3300, 1),
+    ((64, 128, 32), (32, 32), 3, 1, (1227,) * 4, 1227, 2600, 2),
+    ((128, 64, 32), (32, 32), 3, 1, (1203,) * 4, 1203, 2600, 1),
+    ((96, 96, 16), (48, 48), 3, 2, (880, 723, 880, 723), 776, 2600, 2),
+    ((64, 96, 16), (32, 48), 3, 3, (477,) * 4, 579, 2500, 1),
+    ((64, 64, 16), (32, 32), 3, 3, (315,) * 4, 414, 2500, 1),
+    ((32, 128, 16), (32, 32), 3, 3, (329,) * 4, 467, 2500, 1),
+    ((64, 40, 16), (16, 40), 3, 4, (260,) * 4, 363, 2100, 1),
+    ((32, 32, 32), (16, 16), 3, 4, (255,) * 4, 345, 2000, 2),
 )
 TF32 = (                               # float32 as tf32, by mma.sync
-    ((128, 128, 16), (64, 64), 4, 2, (460,) * 4, 555, 1950, 1),
-    ((64, 128, 32), (32, 64), 3, 2, (595,) * 4, 360, 1130, 2),
-    ((64, 64, 32), (32, 32), 3, 4, (415,) * 4, 275, 1780, 2),
-    ((32, 64, 32), (16, 32), 3, 4, (270,) * 4, 375, 1700, 2),
+    ((128, 256, 32), (64, 64), 3, 1, (1379,) * 4, 1379, 2600, 2),
+    ((128, 128, 32), (64, 32), 3, 1, (821,) * 4, 821, 2100, 2),
+    ((128, 128, 16), (64, 64), 4, 2, (350,) * 4, 502, 2000, 1),
+    ((64, 128, 32), (32, 64), 3, 2, (442,) * 4, 641, 1600, 2),
+    ((128, 64, 16), (64, 32), 4, 3, (256,) * 4, 364, 1600, 1),
+    ((64, 64, 32), (32, 32), 3, 4, (286,) * 4, 396, 1700, 2),
+    ((32, 64, 32), (16, 32), 3, 4, (212,) * 4, 304, 1650, 2),
+    ((64, 32, 32), (32, 16), 3, 4, (215,) * 4, 324, 1600, 1),
     ((16, 64, 64), (16, 16), 5, 2, (425,) * 4, 220, 915, 2),
     ((16, 32, 128), (16, 8), 4, 1, (550,) * 4, 310, 1200, 2),
 )
 # ns that an element of D takes to be stored, a wave, by the block's tile: of rows that begin at multiples of 16 bytes, and
-# of others. Where K is short this is most of the time (float64 on an H200, 2026-11-28: 14585 x 2128 x 26 takes 81 us by
-# tiles of 64 x 64, of which three a multiprocessor store side by side, and 120 to 134 by larger ones). The tables of
-# float64 and tf32 were fitted to some 260 and 420 times, of 26 and 24 products of `bench.experiments.random_shapes`.
-DOUBLES_STORED = {(128, 128, 32): (0.35, 0.5), (64, 128, 32): (0.38, 0.55), (64, 64, 16): (0.17, 0.39),
-                  (32, 64, 32): (0.27, 0.38), (32, 32, 32): (0.27, 0.4)}
-TF32_STORED = {(128, 128, 16): (0.12,) * 2, (64, 128, 32): (0.16,) * 2, (64, 64, 32): (0.1,) * 2, (32, 64, 32): (0.14,) * 2,
-               (16, 64, 64): (1.04,) * 2, (16, 32, 128): (1.67,) * 2}
-TF32_COPIED = 0.04                     # ns of an element of a k-tile whose rows do not begin at multiples of 16 bytes
+# of others. Where K is short this is most of the time (float64 on an H200: 14585 x 2128 x 26 takes 81 us by tiles of
+# 64 x 64, of which three a multiprocessor store side by side, and 120 to 134 by larger ones).
+DOUBLES_STORED = {(128, 128, 32): (0.31, 0.52), (96, 128, 32): (0.21, 0.38), (64, 128, 32): (0.21, 0.45),
+                  (128, 64, 32): (0.3, 0.36), (96, 96, 16): (0.12, 0.48), (64, 96, 16): (0.21, 0.69),
+                  (64, 64, 16): (0.17, 0.34), (32, 128, 16): (0.16, 0.25), (64, 40, 16): (0.31, 0.39),
+                  (32, 32, 32): (0.28, 0.34)}
+TF32_STORED = {(128, 256, 32): (0.25, 0.39), (128, 128, 32): (0.2, 0.23), (128, 128, 16): (0.15, 0.22),
+               (64, 128, 32): (0.15, 0.46), (128, 64, 16): (0.14, 0.45), (64, 64, 32): (0.24, 0.28),
+               (32, 64, 32): (0.26, 0.3), (64, 32, 32): (0.37, 0.43), (16, 64, 64): (1.04,) * 2, (16, 32, 128): (1.67,) * 2}
+TF32_COPIED = 0.1                      # ns of an element of a k-tile whose rows do not begin at multiples of 16 bytes
 COMPLEX64 = (
     ((128, 128, 8), (32, 64), 4, 1, (2550, 2550, 2550, 2680), 2550, 8000, 0),
     ((64, 64, 16), (32, 32), 3, 3, (1530, 1530, 1530, 1580), 2290, 4700, 2),
