@@ -94,7 +94,7 @@ class Multistage:
         """What a block that is alone takes for a k-tile. Where A is copied across, its single elements are what it waits
         for: with eight a thread it takes 1.25 times as long (f32 4000 x 8 x 268 on an H200), with 16 twice
         (5608 x 8 x 576, 3208 x 64 x 6720)."""
-        if not across & 1 or self.itemsize != 4:
+        if not across & 1 or self.itemsize != 4 or len(set(self.step)) == 1:     # tensor cores copy nothing across
             return self.solo
         m, n = self.block[0] // self.warp[0], self.block[1] // self.warp[1]
         copies = self.block[0] * self.block[2] / (32 * m * n)
