@@ -18,12 +18,11 @@ import numpy as np
 from gemmkit.components import Component, arrays_of, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.agents import running
-from gemmkit.emulator.barriers import Mbarrier
+from gemmkit.emulator.barriers import Mbarrier, TensorCores
 from gemmkit.emulator.copies import EmulatedTensorMap, Stores
 from gemmkit.emulator.errors import EmulatorError, Launched
 from gemmkit.emulator.machine import Kinds, chosen
 from gemmkit.emulator.memory import Memory
-from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.emulator.user_code import arguments, kernel_code
 from gemmkit.lang import source
 from gemmkit.lang.errors import ComponentError

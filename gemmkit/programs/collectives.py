@@ -101,6 +101,19 @@ class PanelTile(Typed):
         """Of the block as it is in its array, and in a stage."""
         return Swizzled(RowMajor(self.dtype), self.size * self.line)
 
+    @cached_property
+    def transposed_layout(self) -> Swizzled:
+        return Swizzled(ColMajor(self.dtype), self.size * self.line)
+
+    def from_column(self, column: int, slot: Slot) -> int:
+        """The descriptor of a stage, from a panel on."""
+        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (self.size * self.held))
+
+    def descriptor(self) -> int:
+        """Of the first stage."""
+        line = self.size * self.line
+        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
+
 
 @dataclass(frozen=True)
 class StagedTile(PanelTile):
@@ -149,10 +162,6 @@ class StagedTile(PanelTile):
         return self.panels, self.held // self.parts
 
     @cached_property
-    def transposed_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.dtype), self.size * self.line)
-
-    @cached_property
     def map_spec(self) -> TensorMapSpec:
         return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), self.size * self.line)
 
@@ -187,15 +196,6 @@ class StagedTile(PanelTile):
             to = self.begin_of(slot.stage) + (panel * self.held + line) * self.line
             at = place[0] + panel * self.line, place[1] + line, *place[2:]
             tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
-
-    def from_column(self, column: int, slot: Slot) -> int:
-        """The descriptor of a stage, from a panel on."""
-        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (self.size * self.held))
-
-    def descriptor(self) -> int:
-        """Of the first stage."""
-        line = self.size * self.line
-        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
 
 
 def page_of_part(part: int, tile: StagedTile, table: Any, line: int, first: int, end: int) -> int:

@@ -15,7 +15,7 @@ import hashlib
 import linecache
 import math
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -33,7 +33,7 @@ from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import BY_TMA, PATTERN, ROWS
 from gemmkit.programs.mapping import MOST_BAND, REGISTERS, SHARED, KernelLimits, Mapping
 from gemmkit.programs.places import LEAST_STAGES, Allocation, Out, Places, Ring, simplified, walked
-from gemmkit.programs.text import ElementFunction, function_of
+from gemmkit.programs.text import OWN_STARTS, ElementFunction, function_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
@@ -471,6 +471,27 @@ def in_pairs(info: ArrayInfo) -> bool:
 
 def shared(one: str, other: str) -> ValueError:
     return ValueError(f"{one} and {other} share memory, and one of them is a result; a result needs its own memory")
+
+
+def check_own_names(names: list[str], indices: list[str], own: Container[str]) -> None:
+    """Raises ValueError for names that texts have for their ``own``."""
+    check_indices(names, indices)
+    for name in names:
+        is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
+        if name in own or is_made or (name == "i" and name not in indices):
+            raise taken(name)
+
+
+def check_indices(names: Iterable[str], indices: list[str]) -> None:
+    """Raises ValueError for an index with the name of an array, a number or a cell."""
+    others = list(names)
+    for name in dict.fromkeys(indices):
+        if others.count(name) > indices.count(name):
+            raise taken(name)
+
+
+def taken(name: str) -> ValueError:
+    return ValueError(f"{name}: the derived kernel uses this name; rename the array, cell or index")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ sums that tiles have parts of, and add to an array."""
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,20 +16,31 @@ from gemmkit.lang.component_products import matrix_of
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric
-from gemmkit.lang.registers import apply, each, fold, generate, join, split
-from gemmkit.layouts import ColMajor
-from gemmkit.layouts.plain import Swizzled
+from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split
 from gemmkit.programs.chains.chain import ADDED, SHARED, Added, Chain, loaded
 from gemmkit.programs.chains.elements import ProducerRole
 from gemmkit.programs.chains.schedule import ScheduleChoice
-from gemmkit.programs.collectives import F32, ROWS, PanelTile, StagedTile, Typed, WarpgroupPart, add, exchanged, quad
+from gemmkit.programs.collectives import (
+    F32,
+    ROWS,
+    STEP,
+    PanelTile,
+    StagedTile,
+    Typed,
+    WarpgroupPart,
+    add,
+    column_at,
+    exchanged,
+    quad,
+    row_of,
+)
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import refused, shown
 from gemmkit.ptx.memory import add_global, load_shared, pack_narrow, shared, store_shared, unpack_narrow
 from gemmkit.ptx.mma import ldmatrix, stmatrix
-from gemmkit.ptx.special import lane_index, thread_index, udiv
-from gemmkit.ptx.wgmma import fence_async, matrix_descriptor, named_barrier
+from gemmkit.ptx.special import SHUFFLE, lane_index, thread_index, udiv
+from gemmkit.ptx.wgmma import fence_async, named_barrier
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.launch import described
 
@@ -364,6 +375,176 @@ def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
+# A value of each row of a block, for recurrences (`gemmkit.programs.recurrences`): every warp has the values of all rows, a
+# row in each lane, and those of the rows 32 further on. Sums of them take five shuffles.
+
+LANES = 32
+PITCH = ROWS + 4                       # elements of a line of a matrix that threads solve with: no two lanes meet in a bank
+STRIP, AHEAD = 16, 8                   # rows that a thread solves for in registers, and that it reads at a time
+
+from_lane, from_before = SHUFFLE["idx"], SHUFFLE["up"]
+
+
+def lane_row(i: int) -> int:
+    """The row of a block that the i-th value of this thread is of."""
+    return lane_index() + i * LANES
+
+
+def there(x: Numeric, i: int, room: int) -> Any:
+    return x if lane_row(i) < room else 0.0
+
+
+def in_room(x: Numeric, i: int, room: int) -> Any:
+    """Of a matrix, counted from a thread's first column: zeros behind the end."""
+    return x if column_at(i) < room else 0.0
+
+
+def total_of(lanes: tuple, room: int) -> Any:
+    """The sum of the values of the rows that are there."""
+    held = apply(there, lanes, room)
+    return fold(5, add_lane, reduce(add, held[0], held[1:]))
+
+
+def add_lane(x: Numeric, n: int) -> Any:
+    return x + exchanged(x, 1 << n)
+
+
+def cumulative(lanes: tuple) -> tuple:
+    """Of each row the sum of the values up to it."""
+    sums = apply(scan_of, lanes)
+    return apply(with_those_before, sums, sums)
+
+
+def scan_of(x: Numeric, i: int) -> Any:
+    return fold(5, scan_step, x)
+
+
+def scan_step(x: Numeric, n: int) -> Any:
+    before = from_before(x, 1 << n)
+    return x + before if lane_index() >= 1 << n else x
+
+
+def with_those_before(x: Numeric, i: int, sums: tuple) -> Any:
+    return fold(len(sums), with_one_before, x, i, sums)
+
+
+def with_one_before(x: Numeric, n: int, i: int, sums: tuple) -> Any:
+    last = from_lane(sums[n], LANES - 1)
+    return x + last if n < i else x
+
+
+def rows_of_lanes(lanes: tuple, group: int) -> tuple:
+    """Of a thread's two rows of a matrix."""
+    return generate(2, row_of_lanes, lanes, group)
+
+
+def row_of_lanes(i: int, lanes: tuple, group: int) -> Any:
+    row = group * ROWS + own_row() + i * 8
+    return fold(len(lanes), of_lane_group, lanes[0], lanes, row)
+
+
+def of_lane_group(x: Numeric, n: int, lanes: tuple, row: int) -> Any:
+    found = from_lane(lanes[n], row % LANES)
+    return found if udiv(row, LANES) == n else x
+
+
+def columns_of_lanes(lanes: tuple, count: int) -> tuple:
+    """Of the ``count`` columns that a thread has of a matrix."""
+    return generate(count, column_of_lanes, lanes)
+
+
+def column_of_lanes(i: int, lanes: tuple) -> Any:
+    column = i // 2 * 8
+    return from_lane(lanes[column // LANES], column % LANES + own_column() + i % 2)
+
+
+def block_of(tile: StagedTile, slot: Any, group: int) -> tuple:
+    """64 rows of a block in a stage, as accumulators."""
+    return join(generate(tile.columns // STEP, matrix_of_block, tile, slot.stage, group))
+
+
+def matrix_of_block(n: int, tile: StagedTile, stage: int, group: int) -> tuple:
+    lane = lane_index()
+    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    place = tile.layout.position((row, n * STEP + udiv(lane, 16) * 8), tile.held)
+    return words_of(tile, stage, 0, place, False)
+
+
+def leave_share(x: Numeric, i: int, to: Any, which: int, share: int, first: int, thread: int) -> None:
+    """What a share of a tile's rounds makes of zeros, in the order of threads."""
+    to[which, share, first + i, thread] = x
+
+
+def take_share(x: Numeric, i: int, of: Any, which: int, share: int, first: int, thread: int, factor: Numeric) -> Any:
+    """What the share makes of ``x``."""
+    return x * factor + of[which, share, first + i, thread]
+
+
+@dataclass(frozen=True)
+class UnitLowerInverse(Component):
+    """The inverse of I + L of 64 rows, in float32, of which L are the elements of a warpgroup's matrix below the diagonal.
+    Each of 64 threads has a column, and solves for it by forward substitution, 16 rows at a time. ``offset``: of the matrix
+    by columns, and of the columns that are solved, by rows."""
+
+    nbytes: ClassVar[int] = 8 * ROWS * PITCH
+
+    offset: int
+
+    def of(self, values: tuple) -> tuple:
+        each(put_below, values, self)
+        named_barrier(MEETING, 2 * ROWS)
+        column = thread_index() % 128
+        if column < ROWS:
+            for strip in range(ROWS // STRIP):
+                first = strip * STRIP
+                x = generate(STRIP, element_of_unit, first - column)
+                for k in range(0, first, AHEAD):       # several loads are under way
+                    x = fold(AHEAD, less_row, x, self, k, first, column)
+                x = fold(STRIP, eliminate, x, self, first)
+                each(put_solved, x, self, first, column)
+        named_barrier(MEETING, 2 * ROWS)
+        return generate(len(values), solved_element, self)
+
+    def lower(self) -> Any:
+        return shared(F32, self.offset)
+
+    def solved(self) -> Any:
+        return shared(F32, self.offset + 4 * ROWS * PITCH)
+
+    def solved_at(self, row: int, column: int) -> Any:
+        return load_shared(self.solved(), row * PITCH, column, 1)[0]
+
+
+def put_below(x: Numeric, i: int, to: UnitLowerInverse) -> None:
+    row, column = own_row() + row_of(i), own_column() + column_at(i)
+    store_shared(to.lower(), column * PITCH, row, (x if column < row else 0.0,))
+
+
+def element_of_unit(i: int, below: int) -> Any:
+    return np.float32(1.0) if i == -below else np.float32(0.0)
+
+
+def less_row(x: tuple, n: int, of: UnitLowerInverse, k: int, first: int, column: int) -> tuple:
+    return apply(less_known, x, load_shared(of.lower(), (k + n) * PITCH, first, STRIP), of.solved_at(k + n, column))
+
+
+def less_known(x: Numeric, i: int, lower: tuple, known: Numeric) -> Any:
+    return x - lower[i] * known
+
+
+def eliminate(x: tuple, n: int, of: UnitLowerInverse, first: int) -> tuple:
+    return apply(less_known, x, load_shared(of.lower(), (first + n) * PITCH, first, STRIP), x[n])
+
+
+def put_solved(x: Numeric, i: int, to: UnitLowerInverse, first: int, column: int) -> None:
+    store_shared(to.solved(), (first + i) * PITCH, column, (x,))
+
+
+def solved_element(i: int, of: UnitLowerInverse) -> Any:
+    return of.solved_at(own_row() + row_of(i), own_column() + column_at(i))
+
+
+# --------------------------------------------------------------------------------------------------
 # Sums that tiles have parts of: rounds add to rows of an array, ``x[m] += value``, in float32.
 #
 #     for n in parallel(k.rows):
@@ -397,15 +578,6 @@ class ComputedTile(PanelTile):
     operand of a product: in two places, which rounds take in turn. ``barrier``: the named one at which they meet."""
 
     barrier: int = 1
-
-    @cached_property
-    def transposed_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.dtype), 2 * self.line)
-
-    def descriptor(self) -> int:
-        """Of the first place."""
-        line = 2 * self.line
-        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
 
     def put(self, values: tuple, slot: Any, group: int, lines: int) -> None:
         """A warpgroup's values; zeros behind so many ``lines`` of the tile, which a product sums over."""

@@ -23,7 +23,7 @@ from gemmkit.programs.places import Await, Fill, Promote, Read, Release, Start, 
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
-from tests.verifier.texts import LOADS, Staged, Text, bytes_of, expect, held, in_turn, resizing_of
+from tests.verifier.texts import LOADS, Staged, Text, bytes_of, expect, held, in_turn, is_recurrence, resizing_of
 
 # -- names ------------------------------------------------------------------------------------------------------------------
 
@@ -365,10 +365,11 @@ def check_memory(text: Text) -> None:
         regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, ""))
     for name, place in text.of_kind(sums.ComputedTile).items():
         expect(bytes_of(place) == place.stage_bytes, f"{name} has {bytes_of(place)} bytes in places of {place.stage_bytes}")
-        expect(place.barrier == 1 + constants["WARPGROUPS"].consumers and 2 * place.lines == 128 * constants["WARPGROUPS"].consumers,
+        consumers, copies = constants["WARPGROUPS"].consumers, 1 if is_recurrence(plan) else 2
+        expect(place.barrier == sums.MEETING if copies == 1 else (place.barrier, place.lines) == (1 + consumers, 64 * consumers),
                f"warpgroups meet about {name} at barrier {place.barrier}")
         regions += [Region(f"place {n} of {name}", place.offset + n * place.stage_bytes, place.offset + (n + 1) * place.stage_bytes, 1024, "")
-                    for n in range(2)]
+                    for n in range(copies)]
     for name, kept in text.of_kind(sums.ColumnValues).items():
         regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
     total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block
@@ -412,7 +413,7 @@ def check_registers(text: Text) -> None:
         cells = max(len(resizing.problem.places.starts), 1)
         most = max(product.values for product in products.values()) * cells
         expect(2 * most <= memory.kernel.most_sums[groups.consumers], f"{most} sums of a thread")
-    else:
+    elif not is_recurrence(plan):
         choice, kernel = resizing.made.choice, resizing.made.problem.kernel
         if in_turn(plan):              # products go one after the other
             body, size = resizing.made.chain.body, choice.size
