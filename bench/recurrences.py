@@ -7,20 +7,22 @@
 | delta rule | `gated_delta_rule`: two kernels |
 
 ``torch.compile`` has the mathematics of the papers in batched products, whose scan over blocks is a product with decays
-(Dao and Gu's ``segsum``); the delta rule, which has none, goes through the blocks in a loop whose body is compiled. Triton's
-kernels (`bench.triton_recurrences`) go through the blocks in order, as ours do, with lengths of its own autotuner's choice.
-All are captured in CUDA graphs and timed in turns. Results are compared with the recurrence, step by step in float64.
+(Dao and Gu's ``segsum``). The delta rule has no such scan, and goes through the blocks in a loop whose body is compiled.
+Triton's kernels (`bench.triton_recurrences`) go through all blocks of a head in order, with lengths that Triton's autotuner
+chooses. Ours do the same with ``Mapping(splits=1)``, "in one piece"; by default blocks share a head's rows. All are captured
+in CUDA graphs and timed in turns. Results are compared with the recurrence, step by step in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+import gemmkit as gk
 from bench import report
 from bench.harness import WrongResult
 from examples import recurrences
@@ -75,7 +77,7 @@ def ours(work: str, x: dict[str, Any], out: Any, mapping: Any = None) -> Call:
     if work == "state space":
         return lambda: recurrences.state_space(*x.values(), out, GROUP, mapping=mapping)
     q, k, v, beta, g = x.values()
-    w, u = torch.empty_like(k), torch.empty_like(v)
+    w, u = torch.empty_like(k), torch.empty_like(v)          # whose rounds have no shares
     return lambda: recurrences.gated_delta_rule(q, k, v, beta, g, w, u, out)
 
 
@@ -148,6 +150,9 @@ def by_triton(work: str, x: dict[str, Any], out: Any) -> Call:
     return own.call(work, x, out, GROUP)
 
 
+PEERS: dict[str, Callable[..., Call]] = {"torch.compile": compiled, "Triton": by_triton}
+
+
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 def captured(call: Call, count: int) -> Call:
@@ -178,32 +183,29 @@ def error(found: Any, wanted: Any) -> float:
 
 
 def rows(work: str, dtype: Any, sizes: tuple[int, int, int] = (HEADS, ROWS, WIDTH),
-         peers: Sequence[tuple[str, Callable[..., Call]]] = (("torch.compile", compiled), ("Triton", by_triton)),
-         ) -> list[dict[str, Any]]:
+         peers: Mapping[str, Callable[..., Call]] = PEERS) -> list[dict[str, Any]]:
     """A row for each peer. Raises `bench.harness.WrongResult` for a result that differs from the recurrence."""
     x = drawn(work, dtype, *sizes)
     wanted, made, kind = exact(work, x), list[dict[str, Any]](), str(dtype).removeprefix("torch.")
-    out = torch.full(sizes, torch.nan, device="cuda", dtype=dtype)
-    replay, count = captured(ours(work, x, out), CALLS), CALLS
-    replay()
-    size = error(out, wanted)
-    if not size <= TOLERANCE[dtype]:
-        raise WrongResult(f"{work} {kind}: an error of {size}")
-    for peer, make in peers:
-        other = torch.full_like(out, torch.nan)
+    out = torch.empty(sizes, device="cuda", dtype=dtype)
+    whole = [] if work == "delta rule" else [("Triton", ", in one piece", gk.Mapping(splits=1))]
+    for peer, more, mapping in (*((peer, "", None) for peer in peers), *(x for x in whole if x[0] in peers)):
+        other, count = torch.empty_like(out), CALLS
         its_count = 1 if peer == "torch.compile" else CALLS
-        its = captured(make(work, x, other), its_count)
-        its()
-        its_error = error(other, wanted)
-        if not its_error <= TOLERANCE[dtype]:
-            raise WrongResult(f"{peer}'s {work} {kind}: an error of {its_error}")
+        replay, its = captured(ours(work, x, out, mapping), CALLS), captured(peers[peer](work, x, other), its_count)
+        for poisoned, call in ((out, replay), (other, its)):
+            poisoned.fill_(torch.nan)
+            call()
+        size, its_error = error(out, wanted), error(other, wanted)
+        if not max(size, its_error) <= TOLERANCE[dtype]:
+            raise WrongResult(f"{work} {kind}: errors of {size}, and of {peer} {its_error}")
         times = [(elapsed(replay) / count, elapsed(its) / its_count) for _ in range(TURNS)]
         own, theirs = (statistics.median(x) for x in zip(*times))
-        made.append(dict(work=work, dtype=kind, m=sizes[0] * sizes[1], n=sizes[2], k=sizes[2], layout="nn",
+        made.append(dict(work=work + more, dtype=kind, m=sizes[0] * sizes[1], n=sizes[2], k=sizes[2], layout="nn",
                          ours_us=round(own, 2), peer=peer, peer_us=round(theirs, 2), ratio=round(theirs / own, 4),
                          error=size, graph=True, group=f"by {peer}"))
-        print(f"{work} {kind}: {own:.1f} us, {peer} {theirs:.1f} us, {theirs / own:.2f}; errors {size:.1e}, {its_error:.1e}",
-              flush=True)
+        print(f"{work}{more} {kind}: {own:.1f} us, {peer} {theirs:.1f} us, {theirs / own:.2f}; errors {size:.1e}, "
+              f"{its_error:.1e}", flush=True)
     return made
 
 

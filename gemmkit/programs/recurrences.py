@@ -48,7 +48,7 @@ from gemmkit.runtime.device import DeviceInfo
 # The text.
 
 SHARES, FACTORS = "state_shares", "state_factors"
-OWN = {"at", "at_place", "before", "begin", "block", "end", "first", "rest", "room", "share", "which", SHARES, FACTORS}
+OWN = {"at", "at_place", "before", "block", "end", "first", "rest", "room", "share", "which", SHARES, FACTORS}
 IMPORTS = [
     ("dataclasses", "dataclass"), ("gemmkit.components", "Component, Scalar"),
     ("gemmkit.kernels.collectives.pipeline", "Pipeline, WARPS, Warpgroups"),
@@ -392,18 +392,20 @@ class RecurrencePrinter:
     def store(self, store: StoreStatement, names: tuple[str, ...], after: bool) -> list[str]:
         """The lines that store a matrix of the tile."""
         of, key, value = self.of, [index for index in store.key if not index.stack], store.value
-        dims = (of.t, *([of.n] if key[1:] else value.dims[1:])) if not after else tuple(value.dims)
-        is_here = not key if after else key == ([of.t] if of.n is None else [of.t, of.n])
-        if not is_here or len(value.dims) != 2 or value.dims != dims or (not key[1:] and not isinstance(dims[-1], Axis)):
+        own = [] if of.n is None else [of.n]
+        if key != (own if after else [of.t, *own]) or list(value.dims[:len(key)]) != key or len(value.dims) != 2:
             raise self.refusal(f"{store.parameter.name}[{shown(store.key)}]; rounds store rows of their block, and tiles "
                                "their state", store.line)
         stacks = "".join(f"{index.text()}, " for index in reversed(store.key) if index.stack)
-        first, rows = ("", str(value.dims[0].size)) if after else (f"{of.t.name} + ", f"sizes.{of.t.name}")
-        dim = value.dims[1]
-        n = ("0", str(dim.size)) if isinstance(dim, Axis) else (dim.name, f"sizes.{dim.name}")
+        (row, rows), (column, columns) = map(self.begin_of, value.dims)
         out = store.parameter.name
-        return [f"out_{out}.store({name}, {out}, WarpgroupPart({first}({self.group(part)}) * {ROWS}, {n[0]}, {rows}, "
-                f"{n[1]}, ({stacks})), group)" for part, name in enumerate(names)]
+        return [f"out_{out}.store({name}, {out}, WarpgroupPart({row} + ({self.group(part)}) * {ROWS}, {column}, {rows}, "
+                f"{columns}, ({stacks})), group)" for part, name in enumerate(names)]
+
+    @staticmethod
+    def begin_of(dim: Any) -> tuple[str, str]:
+        """Where a tile's or a round's part of a dimension begins, and where the dimension ends."""
+        return ("0", str(dim.size)) if isinstance(dim, Axis) else (dim.name, f"sizes.{dim.name}")
 
     def printed(self, program: str) -> Printed:
         of, cells, ends, after = self.of, self.of.rounds.carried, list[tuple[str, str]](), list[str]()
@@ -437,13 +439,36 @@ class RecurrencePrinter:
         return self.text(f"{title}{'; states of shares' * self.is_first}.", body, ends, after, outs)
 
     def cell(self, c: Carried) -> None:
-        if len(c.inside.dims) != 2 or c.init.op != "const":
-            raise self.refusal(f"{c.inside!r}; a cell is a matrix that begins with a number, gp.zeros(k.columns, n)",
-                               c.inside.line)
+        is_array = c.init.op == "load" and self.of.t not in c.init.dims and c.init.dims == c.inside.dims
+        if len(c.inside.dims) != 2 or not (c.init.op == "const" or is_array):
+            raise self.refusal(f"{c.inside!r}; a cell is a matrix that begins with a number or a tile's part of an array, "
+                               "gp.zeros(k.columns, n)", c.inside.line)
         names = tuple(self.name(c.inside.name or "state") for _ in range(self.parts(c.inside)))
         self.held[c.inside] = Held(names, None)
-        value, count = 0.0 if self.is_first else c.init.data, self.columns(c.inside) // 2
+        count = self.columns(c.inside) // 2
+        if is_array and not self.is_first:
+            self.begins += [f"{name} = generate({count}, {self.loader(c.init, n)})" for n, name in enumerate(names)]
+            return
+        value = 0.0 if self.is_first else c.init.data
         self.begins += [f"{name} = fill(F32, {count}, {number_text(value)})" for name in names]
+
+    def loader(self, x: Value, part: int) -> str:
+        """The function that reads an element of a matrix from memory, and what it is given."""
+        parameter, key = x.data
+        self.reads(parameter, x)
+        (row, rows), (column, columns) = map(self.begin_of, x.dims)
+        stacks = [index.of_loop for index in key if index.stack]
+        at = "".join(f"{index.text(name_of_stack)}, " for index in key if index.stack)
+        function = self.name(f"load_{parameter.name}")
+        formal = "".join(f", {name_of_stack(stack)}" for stack in stacks)
+        self.functions.append(
+            f"def {function}(i, x, at_row, at_column, rows, columns{formal}):\n"
+            "    at_row, at_column = at_row + row_of(i), at_column + column_at(i)\n"
+            "    is_there = at_row < rows and at_column < columns\n"
+            f"    return convert(F32, x[{at}at_row, at_column]) if is_there else convert(F32, 0.0)")
+        given = [function, parameter.name, f"{row} + ({self.group(part)}) * {ROWS} + own_row()", f"{column} + own_column()",
+                 rows, columns, *(stack.name for stack in stacks)]
+        return ", ".join(given)
 
     # -- shares of a tile's rounds: the first kernel leaves what each makes of zeros, the second one goes on from there -----
 
@@ -755,8 +780,8 @@ class ElementText:
             return dim.text(name_of_stack)
         begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
         if len(self.root.dims) == 1:
-            self.extra["begin"] = begin
-            return "begin + lane_row(i)"
+            self.extra["at_begin"] = begin
+            return "at_begin + lane_row(i)"
         if dim is self.root.dims[0]:
             self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
             return "row + row_of(i)"

@@ -99,6 +99,39 @@ def test_views_and_states(machine: Any, splits: int, rng: np.random.Generator) -
         close(state[b], wanted[1], F16)
 
 
+@gk.program
+def resumed(q: Any, k: Any, v: Any, g: Any, begin: Any, o: Any, last: Any) -> None:
+    """Tiles have rows of the state's transpose, which begins with an array, and is stored."""
+    for h, n in gp.parallel(q.count, v.columns):
+        state = gp.copy(begin[h, n])
+        for t in gp.sequential(q.rows):
+            c, total = gp.cumsum(g[h, t]), g[h, t].sum(axis=0)
+            scores = gp.where(until, (q[h, t] @ k[h, t].T) * gp.exp(c - c.T), 0.0)
+            o[h, t, n] = (q[h, t] @ state.astype(q.dtype).T) * gp.exp(c) + scores.astype(v.dtype) @ v[h, t, n]
+            late = (v[h, t, n] * gp.exp(total - c)).astype(v.dtype)
+            state[:] = state * gp.exp(total) + late.T @ k[h, t]
+        last[h, n] = state
+
+
+@on_machines
+@pytest.mark.parametrize("splits", [1, 2])
+def test_states_are_resumed(machine: Any, splits: int, rng: np.random.Generator) -> None:
+    """Two halves of the rows, one after the other, are the whole."""
+    q, k, v, g = drawn(rng, 2, 290, 64, 72)
+    wanted, state = steps(q, k, v, g)
+    with machine.session():
+        begin, found = machine.array(np.zeros((2, 72, 64), F32)), []
+        for rows in (slice(0, 150), slice(150, 290)):
+            given = [machine.array(np.ascontiguousarray(x[:, rows])) for x in (q, k, v, g)]
+            out, last = machine.array(np.full(v[:, rows].shape, np.nan, F16)), machine.array(np.full((2, 72, 64), np.nan, F32))
+            resumed(*given, begin, out, last, mapping=gk.Mapping({"n": 64}, splits=splits))
+            found.append(machine.numpy(out))
+            begin = last
+        states = machine.numpy(last)
+    close(np.concatenate(found, 1), wanted, F16)
+    close(states, state.swapaxes(1, 2), F16)
+
+
 @on_machines
 @pytest.mark.parametrize("mapping", [gk.Mapping(), gk.Mapping(splits=2)])
 def test_state_space(machine: Any, mapping: gk.Mapping, rng: np.random.Generator) -> None:
