@@ -29,7 +29,9 @@ from gemmkit.programs.values import (
     Term,
     current,
     is_entered,
+    is_of_rounds,
     refused,
+    shown,
     term,
 )
 from gemmkit.ptx.mma import rounded_to_tf32
@@ -579,7 +581,11 @@ def cumsum(x: Any) -> Any:
     in a ``for t in gp.sequential(...)``. `unit_lower_inverse` says more of such blocks.
 
     Raises ValueError for other values."""
-    return Term(current().cumsum(x))
+    value = current().lift(x)
+    if not is_of_rounds(value.dims):
+        raise refused(ValueError, f"cumsum of a value of ({shown(value.dims)}); a value of each row of a round's block is "
+                                  "needed, such as g[h, t] with t in gp.sequential(...)")
+    return Term(current().compute("cumsum", (value,), value.dims))
 
 
 def unit_lower_inverse(x: Any) -> Any:
@@ -589,7 +595,11 @@ def unit_lower_inverse(x: Any) -> Any:
 
     Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, "Accumulating Householder transformations, revisited",
     2006 (the UT transform)."""
-    return Term(current().unit_lower_inverse(x))
+    value = current().lift(x)
+    if len(value.dims) != 2 or not is_of_rounds(value.dims[:1]) or getattr(value.dims[1], "twin", None) is not value.dims[0]:
+        raise refused(ValueError, f"unit_lower_inverse of a value of ({shown(value.dims)}); rows and columns must be the "
+                                  "same block of a round, such as k[h, t] @ k[h, t].T")
+    return Term(current().compute("inverse", (value,), value.dims))
 
 
 def sqrt(x: Any) -> Any:

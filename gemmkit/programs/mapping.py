@@ -430,17 +430,18 @@ def of_recurrence(of: Recurrence, mapping: Mapping, sizes: Any, processors: int)
     if not isinstance(mapping.stages, int):
         raise ConfigError(f"Mapping(stages={dict(mapping.stages)!r}): all blocks of a round share stages; give a number")
     blocks, tiles = {of.t.name: length}, math.prod(sizes[x.extent] for x in of.stacks)
+    rounds = -(-sizes[of.t.extent] // length)
+    may_share = of.factors is not None and mapping.splits != 1 and rounds >= 2 * LEAST
     if of.n is not None:
         columns = sizes[of.n.extent]
-        fit = [size for size in LENGTHS if of.factors is not None or tiles * -(-columns // size) >= processors * 3 // 4]
+        fit = [size for size in LENGTHS if may_share or tiles * -(-columns // size) >= processors * 3 // 4]
         blocks[of.n.name] = mapping.blocks.get(of.n.name) or next(iter(fit), LENGTHS[-1])
         if blocks[of.n.name] % PANEL or blocks[of.n.name] > 256:
             raise ConfigError(f"Mapping(blocks={{{of.n.name!r}: {blocks[of.n.name]}}}): a multiple of {PANEL} up to 256 is "
                               "needed")
         tiles *= -(-columns // blocks[of.n.name])
-    rounds = -(-sizes[of.t.extent] // length)
     if mapping.splits > 1 and of.factors is None:
         raise ConfigError(f"Mapping(splits={mapping.splits}): rounds have shares if each multiplies its cells by a number "
                           "and adds what depends on no cell, and these do not")
-    most = 1 if of.factors is None or not tiles else max(1, min(2 * processors // tiles, rounds // LEAST, MOST_SPLITS))
+    most = 1 if not may_share or not tiles else max(1, min(2 * processors // tiles, rounds // LEAST, MOST_SPLITS))
     return replace(mapping, blocks=blocks, warpgroups=warpgroups, splits=mapping.splits or most)

@@ -13,8 +13,8 @@
    memory. The warpgroups meet before they write there, when all have waited for what read it, and before they read it.
 3. **A value of each row** of a block is in the lanes of every warp, a row each (and the row 32 further on), where cumulative
    sums take five shuffles. What a matrix needs of it comes by shuffles.
-4. **An order.** `Schedule` starts a product as soon as its operands are there, computes meanwhile what needs no product, and
-   waits for the oldest product when nothing else is left.
+4. **An order.** `RoundSchedule` starts a product as soon as its operands are there, computes meanwhile what needs no
+   product, and waits for the oldest product when nothing else is left.
 
 Rows behind the end are zeros in what TMA brings. Computed operands that a product sums over become zeros there as well.
 
@@ -35,7 +35,7 @@ from gemmkit.kernels.sm90.store import Panels
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import EXTENT
 from gemmkit.programs.chains.elements import CALLS
-from gemmkit.programs.chains.monoids import Recurrence, RoundStep, Schedule, without_casts
+from gemmkit.programs.chains.monoids import Recurrence, RoundSchedule, RoundStep, without_casts
 from gemmkit.programs.collectives import PATTERN, ROWS, StagedTile, in_steps
 from gemmkit.programs.mapping import Mapping, OutKind, Printed
 from gemmkit.programs.sums import LANES, MEETING, UnitLowerInverse
@@ -65,7 +65,7 @@ LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 
 
 @plain_dataclass
-class Held:
+class RoundValue:
     """A value that steps have made: the names of its parts of 64 rows, and the step."""
 
     names: tuple[str, ...]
@@ -177,7 +177,7 @@ class RecurrencePrinter:
 
     # -- products -------------------------------------------------------------------------------------------------------
 
-    def product(self, x: Value, onto: Held | None = None) -> Held:
+    def product(self, x: Value, onto: RoundValue | None = None) -> RoundValue:
         """``onto``: what it is added to."""
         a, b = x.args
         kinds = {self.dtype_of(a), self.dtype_of(b)}
@@ -223,7 +223,7 @@ class RecurrencePrinter:
         onto_step = None if onto is None else onto.step
         step = self.step(names, lines, [*needs, onto_step], is_product=True, takes=tuple(takes),
                          onto=onto_step if onto_step is not None and onto_step.is_product else None)
-        return Held(names, step)
+        return RoundValue(names, step)
 
     def constant(self, wanted: str, made: str) -> str:
         if made not in self.products:
@@ -231,7 +231,7 @@ class RecurrencePrinter:
             self.constants.append(f"{self.products[made]} = {made}")
         return self.products[made]
 
-    def masked(self, x: Value) -> Held:
+    def masked(self, x: Value) -> RoundValue:
         """A left operand in registers, with zeros where it has columns behind the end of a round's rows."""
         if not self.of.is_block(x.dims[1]) or self._is_lower(x):
             return self.matrix(x)
@@ -239,7 +239,7 @@ class RecurrencePrinter:
             held = self.matrix(x)
             names = tuple(self.name(f"{name}_there") for name in held.names)
             lines = [f"{name} = apply(in_room, {value}, room - own_column())" for name, value in zip(names, held.names)]
-            self.held["masked", x] = Held(names, self.step(names, lines, [held.step]))
+            self.held["masked", x] = RoundValue(names, self.step(names, lines, [held.step]))
         return self.held["masked", x]
 
     def _is_lower(self, x: Value) -> bool:
@@ -254,19 +254,19 @@ class RecurrencePrinter:
 
     # -- values ---------------------------------------------------------------------------------------------------------
 
-    def matrix(self, x: Value) -> Held:
+    def matrix(self, x: Value) -> RoundValue:
         """The accumulators of a matrix."""
         if x not in self.held:
             self.held[x] = self._matrix(x)
         return self.held[x]
 
-    def _matrix(self, x: Value) -> Held:
+    def _matrix(self, x: Value) -> RoundValue:
         if x.op == "dot":
             return self.product(x)
         if x.op == "load":
             tile, names = self.staged(x), tuple(self.name(f"{x.data[0].name}_block") for _ in range(self.parts(x)))
             lines = [f"{name} = block_of({tile}, at, {self.group(n)})" for n, name in enumerate(names)]
-            return Held(names, self.step(names, lines, []))
+            return RoundValue(names, self.step(names, lines, []))
         if x.op == "inverse":
             return self._inverse(x)
         if x.op == "add":
@@ -275,15 +275,15 @@ class RecurrencePrinter:
                     return self.product(product, self.matrix(other))
         return self._mapped(x)
 
-    def _inverse(self, x: Value) -> Held:
+    def _inverse(self, x: Value) -> RoundValue:
         if self.mapping.warpgroups > 1:
             raise refused(ConfigError, "unit_lower_inverse: a warpgroup solves for a block of 64 rows; use warpgroups=1",
                           x.line)
         held, name = self.matrix(x.args[0]), self.name(x.name or "inverse")
         solver = self.constant("solver", f"UnitLowerInverse({self.memory.take(UnitLowerInverse.nbytes, 16)})")
-        return Held((name,), self.step((name,), [f"{name} = {solver}.of({held.names[0]})"], [held.step]))
+        return RoundValue((name,), self.step((name,), [f"{name} = {solver}.of({held.names[0]})"], [held.step]))
 
-    def _mapped(self, x: Value) -> Held:
+    def _mapped(self, x: Value) -> RoundValue:
         """Element by element."""
         names, lines, needs = list[str](), list[str](), list[RoundStep | None]()
         function = self.name(f"make_{x.name or x.op}")
@@ -302,16 +302,16 @@ class RecurrencePrinter:
                 self.functions.append(f"{head}\n    return {body}")
             names.append(name)
             needs += text.needs
-        return Held(tuple(names), self.step(tuple(names), lines, needs))
+        return RoundValue(tuple(names), self.step(tuple(names), lines, needs))
 
-    def vector(self, x: Value) -> Held:
+    def vector(self, x: Value) -> RoundValue:
         """A value of each row of a block, in lanes."""
         x = x.args[0] if x.op == "transpose" else x
         if x not in self.held:
             self.held[x] = self._vector(x)
         return self.held[x]
 
-    def _vector(self, x: Value) -> Held:
+    def _vector(self, x: Value) -> RoundValue:
         if not self.of.is_block(x.dims[0]):
             raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block", x.line)
         name, count = self.name(x.name or x.op), self.length // LANES
@@ -329,15 +329,15 @@ class RecurrencePrinter:
             t, coming = self.of.t.name, self.name(f"next_{name}")
             self.fetched.append((coming, f"generate({count}, {function}, {parameter.name}, {{}}, sizes.{t}{taken})"))
             self.begin.append(f"{name} = {coming}")
-            return Held((name,), None)
+            return RoundValue((name,), None)
         if x.op == "cumsum":
             held = self.vector(x.args[0])
-            return Held((name,), self.step((name,), [f"{name} = cumulative({held.names[0]})"], [held.step]))
+            return RoundValue((name,), self.step((name,), [f"{name} = cumulative({held.names[0]})"], [held.step]))
         text, function = ElementText(self, x, 0), self.name(f"make_{name}")
         body = text.of(x, top=True)
         extra, given = ("".join(f", {word}" for word in words) for words in (text.extra, text.extra.values()))
         self.functions.append(f"def {function}(i{extra}):\n    return {body}")
-        return Held((name,), self.step((name,), [f"{name} = generate({count}, {function}{given})"], text.needs))
+        return RoundValue((name,), self.step((name,), [f"{name} = generate({count}, {function}{given})"], text.needs))
 
     def reads(self, parameter: Parameter, x: Value) -> None:
         if np.dtype(parameter.dtype).kind != "f" and np.dtype(parameter.dtype).name != "bfloat16":
@@ -355,37 +355,37 @@ class RecurrencePrinter:
         made = self.held["scaled", inner]
         return made if x is inner else Value("transpose", (made,), x.dims, line=x.line)
 
-    def converted(self, x: Value, form: str) -> Held:
+    def converted(self, x: Value, form: str) -> RoundValue:
         """A value of rows as a matrix takes it: of its ``rows``, or of its ``columns``."""
         held = self.vector(x)
         if (form, held.names) not in self.held:
             name = self.name(f"{held.names[0]}_{form}")
             how = "group" if form == "rows" else str(self.length // 4)
-            self.held[form, held.names] = Held((name,), self.step(
+            self.held[form, held.names] = RoundValue((name,), self.step(
                 (name,), [f"{name} = {form}_of_lanes({held.names[0]}, {how})"], [held.step]))
         return self.held[form, held.names]
 
-    def scalar(self, x: Value) -> Held:
+    def scalar(self, x: Value) -> RoundValue:
         """A number of the tile, or of the round."""
         if x not in self.held:
             self.held[x] = self._scalar(x)
         return self.held[x]
 
-    def _scalar(self, x: Value) -> Held:
+    def _scalar(self, x: Value) -> RoundValue:
         if x.op == "scalar":
-            return Held((f"sizes.{x.data}",), None)
+            return RoundValue((f"sizes.{x.data}",), None)
         name = self.name(x.name or x.op)
         if x.op == "load":
             parameter, key = x.data
             self.reads(parameter, x)
             self.before.append(f"{name} = convert(F32, {parameter.name}[{', '.join(index.text() for index in key)}])")
-            return Held((name,), None)
+            return RoundValue((name,), None)
         if x.op == "total":
             held = self.vector(x.args[0])
-            return Held((name,), self.step((name,), [f"{name} = total_of({held.names[0]}, room)"], [held.step]))
+            return RoundValue((name,), self.step((name,), [f"{name} = total_of({held.names[0]}, room)"], [held.step]))
         text = ElementText(self, x, 0)
         body = text.of(x, top=True)
-        return Held((name,), self.step((name,), [f"{name} = {text.outside(body)}"], text.needs))
+        return RoundValue((name,), self.step((name,), [f"{name} = {text.outside(body)}"], text.needs))
 
     # -- the whole ------------------------------------------------------------------------------------------------------
 
@@ -432,7 +432,7 @@ class RecurrencePrinter:
             after = [f"if share == {self.mapping.splits - 1}:", *(f"    {line}" for line in after)]
         self.constants += [self.result(store) for store in stores]
         stages = self.ring()
-        body = Schedule(self.steps, f"named_barrier({MEETING}, {128 * self.mapping.warpgroups})").ordered()
+        body = RoundSchedule(self.steps, f"named_barrier({MEETING}, {128 * self.mapping.warpgroups})").ordered()
         outs = [*(store.parameter.name for store in stores), *(self.shares if self.is_first else [])]
         lengths = ", ".join(f"{key} {size}" for key, size in self.blocks.items())
         title = f"{program}: blocks of {lengths}; {self.mapping.warpgroups} warpgroups; {stages} stages"
@@ -444,7 +444,7 @@ class RecurrencePrinter:
             raise self.refusal(f"{c.inside!r}; a cell is a matrix that begins with a number or a tile's part of an array, "
                                "gp.zeros(k.columns, n)", c.inside.line)
         names = tuple(self.name(c.inside.name or "state") for _ in range(self.parts(c.inside)))
-        self.held[c.inside] = Held(names, None)
+        self.held[c.inside] = RoundValue(names, None)
         count = self.columns(c.inside) // 2
         if is_array and not self.is_first:
             self.begins += [f"{name} = generate({count}, {self.loader(c.init, n)})" for n, name in enumerate(names)]
@@ -726,7 +726,7 @@ class ElementText:
         self._extra(held)
         return held.names[0].removeprefix("sizes.")
 
-    def _extra(self, held: Held) -> None:
+    def _extra(self, held: RoundValue) -> None:
         self.needs.append(held.step)
         self.extra[held.names[0].removeprefix("sizes.")] = held.names[0]
 

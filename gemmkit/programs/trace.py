@@ -31,6 +31,7 @@ from gemmkit.programs.values import (
     Term,
     _current,
     explained,
+    is_of_rounds,
     joined,
     line_here,
     name_here,
@@ -252,42 +253,22 @@ class Interpreter:
         return made
 
     def twin(self, index: Index) -> Index:
-        """The columns of a product whose rows are the same block of a round: of each the same."""
+        """The columns of products whose rows are the same block of a round."""
         return index.groups.setdefault("twin", replace(index, name=f"{index!r}'", twin=index, groups={}))
 
     def transpose(self, x: Any) -> Any:
-        """Of a value of each row of a round's block: of each column of its products with itself."""
-        x = self.factor(x)
-        if _is_of_rounds(x.dims):
-            return self.compute("transpose", (x,), (self.twin(x.dims[0]),))
-        if len(x.dims) != 2:
-            raise refused(ValueError, f"cannot transpose a value of ({shown(x.dims)}); a matrix is needed, or a value of "
-                                      "each row of a round's block")
-        return self.compute("transpose", (x,), x.dims[::-1])
-
-    def cumsum(self, x: Any) -> Any:
-        """Of each row of a round's block the sum of its value and of those before."""
-        x = self.lift(x)
-        if not _is_of_rounds(x.dims):
-            raise refused(ValueError, f"cumsum of a value of ({shown(x.dims)}); a value of each row of a round's block is "
-                                      "needed, such as g[h, t] with t in gp.sequential(...)")
-        return self.compute("cumsum", (x,), x.dims)
-
-    def unit_lower_inverse(self, x: Any) -> Any:
-        """Of I + L, of which L are the elements of x below the diagonal."""
-        x = self.lift(x)
-        if len(x.dims) != 2 or not _is_of_rounds(x.dims[:1]) or x.dims[1].twin is not x.dims[0]:
-            raise refused(ValueError, f"unit_lower_inverse of a value of ({shown(x.dims)}); rows and columns must be the "
-                                      "same block of a round, such as k[h, t] @ k[h, t].T")
-        return self.compute("inverse", (x,), x.dims)
+        x = self.factor(x)                             # a value of each row becomes one of each column
+        dims = (self.twin(x.dims[0]),) if is_of_rounds(x.dims) else x.dims[::-1]
+        if len(dims) != 2 and not is_of_rounds(x.dims):
+            raise refused(ValueError, f"cannot transpose a value of ({shown(x.dims)}); a matrix is needed")
+        return self.compute("transpose", (x,), dims)
 
     def along(self, op: str, x: Any, axis: int) -> Any:
         x = self.lift(x)
-        if op == "sum" and _is_of_rounds(x.dims) and axis == 0:
+        if op == "sum" and is_of_rounds(x.dims) and axis == 0:
             return self.compute("total", (x,), ())
         if len(x.dims) != 2 or axis not in (0, 1, -1):
-            raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): axis=1 reduces the rows of a "
-                                      "matrix, axis=0 its columns")
+            raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): axis=1 reduces rows, axis=0 columns")
         refuse_parts(lambda: f"{op}(axis={axis})", x.dims[axis])
         x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
@@ -366,11 +347,6 @@ class Interpreter:
 def name_of(f: object) -> str:
     """The program's argument that a component is."""
     return str(f._name) if isinstance(f, CallableArgument) else ""
-
-
-def _is_of_rounds(dims: tuple) -> bool:
-    """Whether a value has one number for each row of a round's block."""
-    return len(dims) == 1 and isinstance(dims[0], Index) and not (dims[0].of_tile or dims[0].stack or dims[0].twin)
 
 
 def extent_of(x: Any) -> ProgramAxis | int | None:

@@ -669,7 +669,7 @@ class RoundStep:
     takes: tuple[str, ...] = ()
 
 
-class Schedule:
+class RoundSchedule:
     """The order of steps: `ordered` has the lines of a round. ``meeting``: the line where the warpgroups meet."""
 
     def __init__(self, steps: list[RoundStep], meeting: str):
