@@ -268,7 +268,7 @@ class Interpreter:
         if op == "sum" and is_of_rounds(x.dims) and axis == 0:
             return self.compute("total", (x,), ())
         if len(x.dims) != 2 or axis not in (0, 1, -1):
-            raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): axis=1 reduces rows, axis=0 columns")
+            raise refused(ValueError, f"{op}(axis={axis}) of ({shown(x.dims)}): axis=1 reduces its rows, axis=0 its columns")
         refuse_parts(lambda: f"{op}(axis={axis})", x.dims[axis])
         x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
