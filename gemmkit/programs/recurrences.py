@@ -54,7 +54,7 @@ IMPORTS = [
     ("gemmkit.kernels.collectives.pipeline", "Pipeline, WARPS, Warpgroups"),
     ("gemmkit.kernels.collectives.scheduler", "Slot"), ("gemmkit.kernels.sm90.store", "own_column, own_row"),
     ("gemmkit.lang.aggregates", "convert, fill"), ("gemmkit.lang.registers", "apply, each, generate"),
-    ("gemmkit.programs.collectives", "F32, DirectOut, HandedProduct, OctetOut, Product, StagedTile, TmaOut, WarpgroupPart, "
+    ("gemmkit.programs.collectives", "F32, DirectOut, HandedProduct, Product, StagedTile, TmaOut, WarpgroupPart, "
                                      "blocks, column_at, column_value, finite, row_of, row_value"),
     ("gemmkit.programs.sums", "ComputedTile, UnitLowerInverse, block_of, columns_of_lanes, cumulative, lane_row, "
                               "leave_share, in_room, rows_of_lanes, take_share, total_of"),

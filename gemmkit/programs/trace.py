@@ -467,7 +467,7 @@ class Loop:
     start: Value | None = None
     stop: Value | None = None
     line: str = field(default_factory=line_here)
-    twice: str = ""                    # the line of a product of a block with itself, which no kernel has
+    twice: str = ""                    # the line of a product of a block with itself, which recurrences have
     looked_up: str = ""                # that of rows which an array names
     updated: dict[str, StoreStatement] = field(default_factory=dict)   # results that are read before they are stored
     axes: Axes = field(default_factory=Axes)           # of a whole program
