@@ -41,9 +41,10 @@ def add(thread: Thread, memory: Memory, address: int, number: int, order: str) -
     return before
 
 
-def accumulate(memory: Memory, address: int, number: float) -> None:
-    """Adds to a float32, ordering nothing."""
-    _cell(memory, address).view(np.float32)[0] += np.float32(number)
+def accumulate(memory: Memory, address: int, numbers: np.ndarray) -> None:
+    """Adds float32 to elements from an address on, ordering nothing."""
+    low = address - memory.base
+    memory.data[low:low + numbers.nbytes].view(np.float32)[:] += numbers
 
 
 def put(thread: Thread, memory: Memory, address: int, number: int) -> None:

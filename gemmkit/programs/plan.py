@@ -71,7 +71,7 @@ from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
-from gemmkit.programs.sums import counts_of, share
+from gemmkit.programs.sums import AddedOut, counts_of, share
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
@@ -80,6 +80,7 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning.problems import RESIDENT, choose
 
 # --------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class ProgramPlan:
         made += [Taken(array, None) for array in printed.operands]
         for array in printed.outs:
             out = None if self.is_of_rows else getattr(module, f"out_{array}", None)
-            take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
+            take(array, out) if isinstance(out, (TmaOut, AddedOut)) else made.append(Taken(array, None))
         return [*made, *(Taken(array, None) for array in printed.arrays)]
 
     @property
@@ -594,6 +595,10 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and leaves_by_tma(info)
         by_rows = "OctetOut" if chain.piece is not None else kernel.whole_rows         # TMA does not end where a piece does
+        reason = why_not(info, len(info.shape) - 1) if store.read and 0 not in info.shape else None
+        if store.read and (reason or columns * info.dtype.itemsize % 16):
+            raise refused(ValueError, f"{store.parameter.name} += ...: TMA adds rows of whole 16 bytes to an array, and "
+                          f"{reason or f'these have {columns * info.dtype.itemsize}'}", store.line)
         kind = "AddedOut" if store.read else "RowsOut" if is_rows else by_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 

@@ -26,12 +26,15 @@ from gemmkit.programs.collectives import F32, ROWS, PanelTile, StagedTile, Typed
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import refused, shown
-from gemmkit.ptx.memory import add_global, load_shared, pack_narrow, shared, store_shared, unpack_narrow
+from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_shared, unpack_narrow
+from gemmkit.ptx.barriers import fence_async_global
 from gemmkit.ptx.mma import ldmatrix, stmatrix
 from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.tma import tma_add, tma_commit, tma_wait, tma_wait_read
 from gemmkit.ptx.wgmma import fence_async, matrix_descriptor, named_barrier
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.launch import described
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 
 
 @dataclass(frozen=True)
@@ -387,7 +390,7 @@ def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
 #
 # Source: Shah et al., "FlashAttention-3", 2024, whose gradient of queries is added up so, without an order.
 
-KEEPER = 32                            # the thread that looks after turns
+WARP = 32
 TURNS = "turn_counts"
 
 
@@ -436,26 +439,92 @@ def word_or_zeros(word: int, i: int, upper: bool, lower: bool) -> Any:
 
 
 @dataclass(frozen=True)
-class AddedOut(Typed):
-    """Elements that are in range are added to what is there, from the registers: two of a row at a time."""
+class AddedOut(PanelTile):
+    """``lines`` rows of what a round adds to an array with ``stacks`` axes in front: warpgroups put their parts into a stage
+    of ``ring_added``, and TMA adds it. Of ``packed`` rows zeros are added to those of the next piece."""
 
-    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
-        each(add_row, (0, 1), split(values, 2), part, matrix_of(out, part.stack))
+    stacks: int = 0
+    packed: bool = False
+
+    @cached_property
+    def map_spec(self) -> TensorMapSpec:
+        return TensorMapSpec(self.dtype, (self.line, ROWS, *(1,) * self.stacks), self.size * self.line)
+
+    # -- consumers ----------------------------------------------------------------------------------------------------
+
+    def put(self, values: tuple, slot: Slot, row: int, column: int, rows: int) -> None:
+        """A warpgroup's 64 rows from ``row`` on; the piece has so many ``rows`` of the block."""
+        own = row + own_row()
+        if len(values) % 16 == 0 and self.line % 32 == 0:
+            each(put_panel, split(values, 16), self, self.begin_of(slot.stage), own, column, rows)
+        else:
+            each(put_octet, split(values, 4), self, self.begin_of(slot.stage), own, column, rows)
+        fence_async()
+
+    def clear(self) -> None:
+        """Where results leave by TMA, from the same memory, it has read the last tile's. Warpgroups meet behind it."""
+        if thread_index() % 128 == 0:
+            tma_wait_read(0)
+
+    def leave(self, ring: Any, slot: Slot) -> None:
+        """TMA has read all stages, so that results may take their place."""
+        for _ in range(ring.stages):
+            ring.wait(slot)
+            slot = ring.advance(slot)
+
+    # -- one thread of each stage -------------------------------------------------------------------------------------
+
+    def add(self, tensor_map: Any, place: tuple, slot: Slot) -> None:
+        """Have TMA add a stage to the rows from a place (column, row, which matrix of stacks) on; it has read the stage."""
+        fence_async_global()                           # others' additions are over
+        for line in range(0, self.lines, ROWS):
+            for column in range(0, self.columns, self.line):
+                at = self.begin_of(slot.stage) + column * self.held + line * self.line
+                tma_add(tensor_map, (place[0] + column, place[1] + line, *place[2:]), shared(F32, self.offset), at)
+        tma_commit()
+        tma_wait_read(0)
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """All that the thread has had TMA add is there."""
+        tma_wait(0)
 
 
-def add_row(half: int, n: int, pairs: tuple, part: WarpgroupPart, out: Any) -> None:
-    """To one of a thread's two rows."""
-    row = part.m + own_row() + n * 8
-    if row < part.rows:
-        each(add_pair, pairs, n, out, (row, part.n + own_column()))
+def put_panel(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    """32 columns of a thread's two rows. Odd rows go two octets ahead, and back, so that the 16 lanes whose pairs are stored
+    together reach all banks."""
+    each(put_octets, (0, 1), split(values, 4), out, begin, row, column + n * 32, rows)
 
 
-def add_pair(pair: tuple, n: int, half: int, out: Any, place: tuple) -> None:
-    if n % 2 == half:
-        add_global(out, 1, place, (0, n // 2 * 8), pair)
+def put_octets(i: int, n: int, octets: tuple, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    """Two octets of columns, 16 apart."""
+    is_odd = row % 2
+    one, other = octets[i], octets[i + 2]
+    ahead = generate(4, either, is_odd, other, one)
+    back = generate(4, either, is_odd, one, other)
+    put_octet(ahead, 0, out, begin, row, column + i * 8 + is_odd * 16, rows)
+    put_octet(back, 0, out, begin, row, column + i * 8 + 16 - is_odd * 16, rows)
+
+
+def either(n: int, first: int, one: tuple, other: tuple) -> Any:
+    return one[n] if first else other[n]
+
+
+def put_octet(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    """Eight columns: two of each of a thread's two rows."""
+    each(put_pair, split(values, 2), out, begin, row, column + n * 8 + own_column(), rows)
+
+
+def put_pair(pair: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    own = row + n * 8
+    place = out.layout.position((own, column), out.held)
+    if out.packed:
+        store_shared(shared(F32, out.offset), begin + place, 0, apply(pair_or_zeros, pair, own < rows))
+    else:
+        store_shared(shared(F32, out.offset), begin + place, 0, pair)
+
+
+def pair_or_zeros(x: Any, n: int, is_there: bool) -> Any:
+    return x if is_there else convert(F32, 0.0)
 
 
 # -- passes: what is added, and its turns ---------------------------------------------------------------------------------
@@ -508,27 +577,51 @@ def counts_of(chain: Chain, choice: ScheduleChoice) -> dict[str, ArrayInfo]:
     return {TURNS: described("counts", max(1, stacks * blocks), np.dtype(np.uint32))}
 
 
-class TurnKeeper(ProducerRole):
-    """One thread that lets consumers add when the tiles before have."""
+class Adder(ProducerRole):
+    """One thread of each stage has TMA add what consumers have put there; in order, when the tiles before have."""
 
-    def called(self, takes: list[str]) -> list[str]:
-        """How the kernel calls it, where there are turns."""
-        found = [f"        elif thread_index() == {KEEPER}:", f"            keep_turns({', '.join(takes)})"]
-        return found if self.choice.ordered else []
+    def called(self, takes: list[str], arrays: list[str], turns: list[str]) -> list[str]:
+        """How the kernel calls it."""
+        if not self.chain.added:
+            return []
+        lines = [f"        elif thread_index() == {WARP * (1 + n)}:\n"
+                 f"            add({', '.join([*takes, *arrays, *turns, str(n)])})" for n in range(self.choice.adding)]
+        if self.passes:
+            lines += [f"        elif thread_index() >= {3 * WARP}:", f"            pass_on({', '.join([*takes, *turns])})"]
+        return lines
 
-    def text(self, takes: list[str]) -> list[str]:
-        if not self.choice.ordered:
+    @property
+    def passes(self) -> bool:
+        """Whether there are blocks that a tile's rounds do not visit."""
+        return self.choice.ordered and (self.has_end or self.first != "0")
+
+    def text(self, takes: list[str], arrays: list[str], turns: list[str]) -> list[str]:
+        if not self.chain.added:
             return []
         self.tiles()
-        said = '    """Turns at adding to an array: behind those of the tile before."""'
-        return [f"def keep_turns({', '.join(takes)}):", said, "    zero = thread_index() * 0",
-                "    at_turns = Slot(zero, zero + 1)", *self.lines, "", ""]
+        order = ", behind the tiles before" if self.choice.ordered else ""
+        made = [f"def add({', '.join([*takes, *arrays, *turns, 'own'])}):",
+                f'    """What consumers have put into the thread\'s own stage: shared -> global{order}."""',
+                "    zero = thread_index() * 0", "    at_added = Slot(zero + own, zero)", "    turn_of = zero",
+                "    ring_added.expect(at_added, 0)          # it is empty", *self.lines,
+                f"    out_{arrays[0]}.finish()", "", ""]
+        if self.passes:
+            passing = Passer(self.chain, self.places, self.choice, self.order, self.ranges, False)
+            passing.tiles()
+            made += [f"def pass_on({', '.join([*takes, *turns])}):",
+                     '    """Turns at blocks that a tile does not visit, one each lane."""', *passing.lines, "", ""]
+        return made
 
     def begin_tile(self, joined: bool) -> None:
         """It brings nothing."""
 
     def range(self) -> None:
         super().range()
+        if self.choice.ordered:
+            self.turn()
+
+    def turn(self) -> None:
+        """Which turn is the tile's, and its first counter."""
         chain, step, n = self.chain, self.step, self.n
         rows, count = chain.rows.name, chain.extent_of(chain.rows)
         blocks, stacks = f"blocks(sizes.{n}, {step})", chain.own_stacks
@@ -544,26 +637,41 @@ class TurnKeeper(ProducerRole):
         self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}",
                  f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
 
+    @property
+    def counter(self) -> str:
+        return f"{TURNS}, first_turn + udiv({self.n}, {self.step})"
+
     def events(self, part: list, guarded: bool, joined: bool = False) -> None:
         if part is not self.order.round:
             return
-        at = f"first_turn + udiv({self.n}, {self.step})"
-        self.put(f"await_counter({TURNS}, {at}, turn, \"acquire\")", "ring_turns.expect(at_turns, 0)",
-                 "at_turns = ring_turns.advance(at_turns)", "ring_turns.acquire(at_turns)",
-                 f"atomic_add({TURNS}, {at}, passed, \"release\")")
+        store = self.chain.added[0].data
+        name, stacks = store.parameter.name, [stack.name for stack in self.chain.own_stacks[::-1]]
+        row = f"{self.n}_origin + {self.n}" if self.chain.index.piece is not None else self.n
+        ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
+        lines = ["ring_added.acquire(at_added)", *([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []),
+                 f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
+                 "at_added = Slot(at_added.stage, at_added.phase ^ 1)", "ring_added.expect(at_added, 0)"]
+        if ordered:
+            lines += [f"out_{name}.finish()", f'atomic_add({self.counter}, passed, "release")']
+        self.put(*(["if turn_of == own:"] if more else []), *(more + line for line in lines))
+        if more:
+            self.put(f"turn_of = {self.choice.adding - 1} - turn_of")
 
-    def end_rounds(self) -> None:
-        """Blocks that the tile's rounds do not visit."""
+
+class Passer(Adder):
+    """A warp that passes turns on, of blocks that a tile's rounds do not visit."""
+
+    def loops(self) -> None:
         n, step = self.n, self.step
-        at = f"first_turn + udiv({n}, {step})"
         ends = []
         if self.has_end:
-            ends.append((f"{n} = {self.first} + blocks({self.end} - {self.first}, {step}) * {step}", self.extent))
+            ends.append((f"{self.first} + blocks({self.end} - {self.first}, {step}) * {step}", self.extent))
         if self.first != "0":
-            ends.append((f"{n} = 0 * tile", self.first))
+            ends.append(("0", self.first))
         for begin, end in ends:
-            self.put(begin, f"while {n} < {end}:", f"    await_counter({TURNS}, {at}, turn, \"acquire\")",
-                     f"    atomic_add({TURNS}, {at}, passed, \"release\")", f"    {n} = rolled({n} + {step})")
+            self.put(f"{n} = rolled({begin} + thread_index() % {WARP} * {step})", f"while {n} < {end}:",
+                     f'    await_counter({self.counter}, turn, "acquire")', f'    atomic_add({self.counter}, passed, "release")',
+                     f"    {n} = rolled({n} + {WARP * step})")
 
     @property
     def extent(self) -> str:

@@ -8,6 +8,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,7 +80,10 @@ class ScheduleChoice:
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
     ordered: bool = False
     shared: dict[Value, int] = field(default_factory=dict)     # offsets of computed values, which have two places each
-    turns_at: int = 0                  # the offset of the barriers of turns
+    adding: int = 0                    # stages of what rounds add to an array, their offsets, and that of their barriers
+    added_at: int = 0
+    added_bytes: int = 0
+    added_barriers: int = 0
     kernel: str = ""
     unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
     half_of: Callable[[Any], int] = field(default=lambda dim: 0, repr=False)       # `Chain.half_of`
@@ -460,10 +464,15 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
 
     shared = {x: 4 * in_steps(choice.size(x.dims[0])) * in_lines(choice.size(x.dims[1])) for x in shared_of(chain)}
 
-    def needed() -> int:
-        return (sum(out_bytes.values()) + sum(shared.values()) + 2 * kernel.barriers + PATTERN
+    choice.added_bytes = sum(4 * choice.size(chain.index) * in_lines(2 * choice.size(d.dims[1])) // 2
+                             for x in chain.added for d in x.args)
+
+    def needed() -> int:                               # results leave from where rounds have had what they add
+        return (max(sum(out_bytes.values()), choice.adding * choice.added_bytes) + sum(shared.values()) + 4 * kernel.barriers + PATTERN
                 + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
 
+    choice.adding = 2 * bool(chain.added)
+    choice.adding -= bool(chain.added) and needed() > bound
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
@@ -476,9 +485,10 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
         first = memory.take(choice.stages[ring] * choice.stage_bytes(ring), PATTERN)
         for block in ring.blocks:
             choice.offsets[block], first = first, first + choice.block_bytes(block) * (not ring.in_turn)
-    choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
+    first = choice.added_at = memory.take(max(sum(out_bytes.values()), choice.adding * choice.added_bytes), PATTERN)
+    choice.outs = dict(zip(out_bytes, itertools.accumulate((first, *out_bytes.values()))))
     choice.shared = {x: memory.take(nbytes, PATTERN) for x, nbytes in shared.items()}
-    choice.turns_at = memory.take(kernel.barriers * choice.ordered)
+    choice.added_barriers = memory.take(kernel.barriers * choice.adding)
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes
     if memory.nbytes > bound:

@@ -54,7 +54,7 @@ from gemmkit.programs.chains.schedule import (
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
-from gemmkit.programs.sums import TURNS, TurnKeeper
+from gemmkit.programs.sums import TURNS, Adder
 from gemmkit.programs.text import EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
@@ -161,17 +161,13 @@ class Consumer(Role):
 
     def add(self, x: Value) -> None:
         """A product's part to the array that tiles add to, in their order."""
-        store, (d,) = x.data, x.args
-        name, n, (rows, columns) = store.parameter.name, self.chain.index.name, self.choice.part(self.chain, d)
-        origin = f"{n}_origin + " if self.chain.index.piece is not None else ""
-        stacks = [self.of_tile(stack) for stack in self.chain.own_stacks[::-1]]
-        row, column = (f"{n} + group * {rows}", "0") if rows else (n, f"carried(group * {columns})")
-        if self.choice.ordered:
-            self.put("ring_turns.wait(at_turns)")
-        part = f"{origin}{row}, {column}, {origin}{self.chain.stop}, {store.parameter.shape[-1]}, ({listed(stacks)})"
-        self.put(f"out_{name}.store({self.name(d)}, {name}, WarpgroupPart({part}), group)")
-        if self.choice.ordered:
-            self.put("ring_turns.release(at_turns.stage)", "at_turns = ring_turns.advance(at_turns)")
+        (d,), n = x.args, self.chain.index.name
+        rows, columns = self.choice.part(self.chain, d)
+        row, column = (f"group * {rows}", "0") if rows else ("0", f"group * {columns}")
+        there = f"{self.chain.stop} - {n}" if self.chain.index.piece is not None else str(self.step)
+        self.put("ring_added.wait(at_added)",
+                 f"out_{x.data.parameter.name}.put({self.name(d)}, at_added, {row}, {column}, {there})",
+                 "ring_added.release(at_added.stage)", "at_added = ring_added.advance(at_added)")
 
     def advance_round(self) -> None:
         for x in self.choice.shared:
@@ -344,7 +340,9 @@ class Consumer(Role):
 
     def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
-        self.put(*(f"{self.name(d.args[0])}.meet()" for d in event.products if d.args[0].op == SHARED), "wgmma_fence()")
+        met = [self.name(d.args[0]) for d in event.products if d.args[0].op == SHARED]
+        cleared = [f"out_{x.data.parameter.name}.clear()" for x in self.chain.added if met and self.choice.outs]
+        self.put(*cleared, *(f"{name}.meet()" for name in met), "wgmma_fence()")
         for d in event.products:
             name, product, b = self.name(d), self.product(d), self.places.blocks[d, 1].ring.name
             a = self.places.blocks.get((d, 0))
@@ -449,6 +447,7 @@ class Consumer(Role):
         if self.chain.piece is not None:
             origin = self.of_tile(rows, "origin")
             first, end = f"{origin} + {first}", f"{origin} + {self.of_tile(rows, 'count')}"
+        self.put(*(f"out_{x.data.parameter.name}.leave(ring_added, at_added)" for x in self.chain.added if self.choice.outs))
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
@@ -500,8 +499,8 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "place",
-         "room", "section", "slot", "turns", "values", "which", "with_rows")
+TAKEN = ("add", "begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "own", "pass_on",
+         "passed", "place", "room", "section", "slot", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -592,9 +591,9 @@ class ChainPrinter:
             lines.append(f"ring_{ring.name} = Pipeline(stages={self.choice.stages[ring]}, "
                          f"offset={self.choice.barriers[ring]}, full_arrivals=1, "
                          f"empty_arrivals={self.choice.warpgroups * readers}{more})")
-        if self.choice.ordered:
-            lines.append(f"ring_turns = Pipeline(stages=1, offset={self.choice.turns_at}, full_arrivals=1, "
-                         f"empty_arrivals={4 * self.choice.warpgroups}, readers=WARPS)")
+        if self.chain.added:
+            lines.append(f"ring_added = Pipeline(stages={self.choice.adding}, offset={self.choice.added_barriers}, "
+                         f"full_arrivals=1, empty_arrivals={4 * self.choice.warpgroups}, readers=WARPS)")
         return lines
 
     def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
@@ -611,19 +610,22 @@ class ChainPrinter:
         read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
         takes_all = [name for name in arguments if name not in takes_maps and name != TURNS]
-        turns, takes_turns = ["turns"] if self.choice.ordered else [], ["sizes", *read, *asked, TURNS]
-        keeper = TurnKeeper(self.chain, self.places, self.choice, self.order, self.ranges, False)
+        added = [x.data.parameter.name for x in self.chain.added]
+        takes_all = [name for name in takes_all if name not in added]
+        adds = ["added"] if added else []
+        taken = ["sizes", *read, *asked], added, [TURNS] * self.choice.ordered
+        adder = Adder(self.chain, self.places, self.choice, self.order, self.ranges, False)
         cluster = self.choice.cluster
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
         producer = ProducerRole(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
         producer.tiles()
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
-                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *turns)),
-                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not turns),
+                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds)),
+                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not self.choice.ordered),
                 "    if group == 0:", "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
-                *keeper.called(takes_turns), "    else:",
+                *adder.called(*taken), "    else:",
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
@@ -631,15 +633,15 @@ class ChainPrinter:
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
-                *producer.lines, "", "", *keeper.text(takes_turns),
+                *producer.lines, "", "", *adder.text(*taken),
                 f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
                 '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> '
                 'global."""',
                 "    zero, column = thread_index() * 0, own_column()",
                 *(f"    at_{name} = Slot(zero, zero)"
-                  for name in (*(ring.name for ring in rings), *map(consumer.name, self.choice.shared), *turns)),
+                  for name in (*(ring.name for ring in rings), *map(consumer.name, self.choice.shared), *adds)),
                 *(["    turns.give_first(group)"] if self.choice.turns else []), *scalar_lines(consumer), *consumer.lines,
-                *(f"    out_{name}.finish()" for name in self.outs)]
+                *(f"    out_{name}.finish()" for name in self.outs if name not in added)]
 
     # -- the text -----------------------------------------------------------------------------------------------------
 
@@ -727,6 +729,11 @@ class ChainPrinter:
             if out.kind == "TmaOut":
                 lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={columns}, "
                              f"o_offset={choice.outs[name]}{stacks})")
+            elif out.kind == "AddedOut":
+                rows_of = choice.blocks[chain.index.name]
+                lines.append(f"out_{name} = AddedOut({out.dtype.name!r}, lines={rows_of}, columns={columns}, "
+                             f"offset={choice.added_at}, stage_bytes={choice.added_bytes}"
+                             f", stacks={len(chain.own_stacks)}{', packed=True' * (chain.index.piece is not None)})")
             elif out.kind == "DirectOut":
                 lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs})")
             else:
