@@ -602,8 +602,8 @@ class Adder(ProducerRole):
         order = ", behind the tiles before" if self.choice.ordered else ""
         made = [f"def add({', '.join([*takes, *arrays, *turns, 'own'])}):",
                 f'    """What consumers have put into the thread\'s own stage: shared -> global{order}."""',
-                "    zero = thread_index() * 0", "    at_added = Slot(zero + own, zero)", "    turn_of = zero",
-                "    ring_added.expect(at_added, 0)          # it is empty", *self.lines,
+                "    zero = thread_index() * 0", "    at_added = Slot(zero, zero)",
+                "    ring_added.expect(Slot(zero + own, zero), 0)          # a fresh stage is empty", *self.lines,
                 f"    out_{arrays[0]}.finish()", "", ""]
         if self.passes:
             passing = Passer(self.chain, self.places, self.choice, self.order, self.ranges, False)
@@ -650,12 +650,11 @@ class Adder(ProducerRole):
         ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
         lines = ["ring_added.acquire(at_added)", *([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []),
                  f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
-                 "at_added = Slot(at_added.stage, at_added.phase ^ 1)", "ring_added.expect(at_added, 0)"]
+                 "ring_added.expect(at_added, 0)"]
         if ordered:
             lines += [f"out_{name}.finish()", f'atomic_add({self.counter}, passed, "release")']
-        self.put(*(["if turn_of == own:"] if more else []), *(more + line for line in lines))
-        if more:
-            self.put(f"turn_of = {self.choice.adding - 1} - turn_of")
+        self.put(*(["if at_added.stage == own:"] if more else []), *(more + line for line in lines),
+                 "at_added = ring_added.advance(at_added)")
 
 
 class Passer(Adder):

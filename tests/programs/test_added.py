@@ -170,10 +170,17 @@ def test_order(seed: int, rng: np.random.Generator) -> None:
 FAULTS: dict[str, tuple[str, str, bool]] = {
     "no meeting": ("            value_place.meet()\n", "", True),
     "one place": ("            at_value_place = value_place.other(at_value_place)\n", "", False),
-    "no turn": ("            ring_turns.wait(at_turns)\n", "", False),
-    "a turn not given on": ("            ring_turns.release(at_turns.stage)\n", "", True),
-    "another order": ('turn, "acquire")\n            ring_turns', '0, "acquire")\n            ring_turns', False),
-    "not counted": ('            atomic_add(turn_counts, first_turn + udiv(m, 64), passed, "release")\n            m', "            m", True),
+    "no empty stage": ("            ring_added.wait(at_added)\n", "", True),
+    "not handed on": ("            ring_added.release(at_added.stage)\n", "", True),
+    "added too early": ("                ring_added.acquire(at_added)\n", "", True),
+    "given too early": ("                ring_added.acquire(at_added)\n", "                ring_added.acquire(at_added)\n"
+                        "                ring_added.expect(at_added, 0)\n", True),
+    "results in its place": ("        out_sums.leave(ring_added, at_added)\n", "", True),
+    "in the place of results": ("            out_sums.clear()\n", "", False),
+    "counted too early": ("                out_sums.finish()\n", "", False),
+    "no turn": ('                await_counter(turn_counts, first_turn + udiv(m, 64), turn, "acquire")\n', "", False),
+    "another order": ('turn, "acquire")\n                out_sums', '0, "acquire")\n                out_sums', False),
+    "not counted": ('                atomic_add(turn_counts, first_turn + udiv(m, 64), passed, "release")\n', "", True),
 }
 
 

@@ -362,7 +362,11 @@ def check_memory(text: Text) -> None:
         regions.append(Region(name, ring.offset, ring.end, 8, ""))
     for name, out in text.of_kind(collectives.TmaOut).items():
         nbytes = out.block_m * -(-out.columns // out.head.line) * out.head.line * out.dtype.itemsize
-        regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, ""))
+        regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, "results" if text.of_kind(sums.AddedOut) else ""))
+    for name, added in text.of_kind(sums.AddedOut).items():
+        expect(bytes_of(added) == added.stage_bytes, f"{name} has {bytes_of(added)} bytes in stages of {added.stage_bytes}")
+        regions += [Region(f"stage {n} of {name}", added.offset + n * added.stage_bytes, added.offset + (n + 1) * added.stage_bytes, 1024, "results")
+                    for n in range(constants["ring_added"].stages)]
     for name, place in text.of_kind(sums.ComputedTile).items():
         expect(bytes_of(place) == place.stage_bytes, f"{name} has {bytes_of(place)} bytes in places of {place.stage_bytes}")
         expect(place.barrier == 1 + constants["WARPGROUPS"].consumers and 2 * place.lines == 128 * constants["WARPGROUPS"].consumers,
@@ -379,7 +383,7 @@ def check_memory(text: Text) -> None:
         expect(0 <= region.first < region.end <= total, f"{region.what} lies from {region.first} to {region.end}, of {total} bytes")
     for one, other in itertools.combinations(sorted(regions, key=lambda x: x.first), 2):
         if other.first < one.end:
-            expect(one.shares and one.shares == other.shares and _in_two_loops(text, one.what, other.what),
+            expect(one.shares and one.shares == other.shares and (one.shares == "results" or _in_two_loops(text, one.what, other.what)),
                    f"{one.what} and {other.what} overlap from byte {other.first} on")
     check_registers(text)
 
@@ -637,6 +641,9 @@ def check_outs(text: Text) -> None:
             expect(getattr(out, "clipped", True) or 2 * columns == info.shape[-1], f"{name} leaves by {out}, and has {info.shape[-1]} columns")
         if isinstance(out, collectives.TmaOut):
             expect((out.block_m, out.columns) == (m, columns), f"{name} leaves by {out}, and tiles are {m} x {columns}")
+        if isinstance(out, sums.AddedOut):
+            step = resizing.made.choice.blocks[resizing.made.chain.index.name]
+            expect((out.lines, out.columns, out.packed) == (step, columns, resizing.made.chain.index.piece is not None), f"{name} is added by {out}")
         if isinstance(out, collectives.OctetOut):
             expect((columns + out.more) % 32 == 0 and info.shape[-1] % 8 == 0 and (out.clipped or not (n or out.more or columns > info.shape[-1])),
                    f"{name} leaves by {out}, and has {columns} columns")
@@ -667,8 +674,8 @@ def check_barriers(text: Text) -> None:
     groups, cluster = text.constants["WARPGROUPS"], text.plan.cluster
     for name, ring in text.of_kind(Pipeline).items():
         tiles = [text.tiles[tile] for tile in text.tiles_of_rings[name]]
-        if name == "ring_turns":
-            expect((ring.stages, ring.full_arrivals, ring.empty_arrivals, ring.readers) == (1, 1, 4 * groups.consumers, WARPS), f"{name}: {ring}")
+        if name == "ring_added":
+            expect((ring.full_arrivals, ring.empty_arrivals, ring.readers) == (1, 4 * groups.consumers, WARPS) and ring.stages < 3, f"{name}: {ring}")
             continue
         by_threads = _is_read_by_threads(text, name)
         shared = any(tile.peers for tile in tiles)
