@@ -19,7 +19,7 @@ from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
 from gemmkit.layouts import ColMajor
 from gemmkit.layouts.plain import Swizzled
-from gemmkit.programs.chains.chain import ADDED, SHARED, Added, Chain, loaded
+from gemmkit.programs.chains.chain import ADDED, SHARED, Added, Chain, dots, loaded
 from gemmkit.programs.chains.elements import ProducerRole
 from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import F32, ROWS, PanelTile, StagedTile, Typed, WarpgroupPart, add, exchanged, quad
@@ -557,12 +557,26 @@ def share(chain: Chain, kernel: KernelLimits) -> None:
             source = source.args[0]
         if source not in places:
             dtype, called = np.dtype(b.data[0].dtype), f"{source.name or 'value'}_place"
-            places[source] = Value(SHARED, (source,), source.dims, dtype, called, d.line)
-            chain.body.insert(chain.body.index(source) + 1, places[source])
+            others = [x for x in dots(chain.body) if x is not d and _is_made_of(x.args[0], source)]
+            held = others[0].args[0] if others else source             # another one takes it as it is, too
+            places[source] = Value(SHARED, (held,), source.dims, dtype, called, d.line)
+            if held is not source:
+                chain.body.remove(held)
+                chain.body.insert(chain.body.index(held.args[0]) + 1, held)
+            chain.body.insert(chain.body.index(held) + 1, places[source])
+            for x in others[:1]:
+                x.args = (places[source], *x.args[1:])
         d.args, d.name = (places[source], b), d.name or c.inside.name
         made = Value(ADDED, (d,), d.dims, c.store, "", c.store.line)
         chain.body.insert(chain.body.index(d) + 1, made)
         chain.added.append(made)
+
+
+def _is_made_of(x: Value, source: Value) -> bool:
+    """Whether it is the value, rounded, and zeros where places are not there."""
+    while x is not source and x.op in ("cast", "inside"):
+        x = x.args[0]
+    return x is source
 
 
 def counts_of(chain: Chain, choice: ScheduleChoice) -> dict[str, ArrayInfo]:
@@ -648,7 +662,7 @@ class Adder(ProducerRole):
         name, stacks = store.parameter.name, [stack.name for stack in self.chain.own_stacks[::-1]]
         row = f"{self.n}_origin + {self.n}" if self.chain.index.piece is not None else self.n
         ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
-        lines = ["ring_added.acquire(at_added)", *([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []),
+        lines = [*([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
                  f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
                  "ring_added.expect(at_added, 0)"]
         if ordered:

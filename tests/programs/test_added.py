@@ -179,7 +179,7 @@ FAULTS: dict[str, tuple[str, str, bool]] = {
     "in the place of results": ("            out_sums.clear()\n", "", False),
     "counted too early": ("                out_sums.finish()\n", "", False),
     "no turn": ('                await_counter(turn_counts, first_turn + udiv(m, 64), turn, "acquire")\n', "", False),
-    "another order": ('turn, "acquire")\n                out_sums', '0, "acquire")\n                out_sums', False),
+    "another order": ('turn, "acquire")\n                ring_added', '0, "acquire")\n                ring_added', False),
     "not counted": ('                atomic_add(turn_counts, first_turn + udiv(m, 64), passed, "release")\n', "", True),
 }
 

@@ -316,6 +316,8 @@ class Walk:
                 return ANY
             expect(all(isinstance(x, (int, float)) for x in parts), f"{self.said(node)} of {parts}")
         if isinstance(node, ast.Compare) and isinstance(parts[0], Part):
+            if isinstance(parts[1], Part):             # two slots of one ring, one behind the other at most
+                return parts[0].of.position != parts[1].of.position
             return parts[0].of.position % self.text.rings[ADDED].stages == parts[1]
         if isinstance(node, ast.Compare):
             return all(OPERATIONS[type(op)](one, other) for op, one, other in zip(node.ops, parts, parts[1:]))
@@ -497,7 +499,7 @@ class Walk:
             expect(self.thread >= 128, f"{name} is cleared by thread {self.thread}")
             state.is_clear = True
         elif what == "add":
-            expect(state.turn == (2 if TURNS in self.text.parameters("kernel") else 1), f"{name} is added out of turn")
+            expect(state.turn == 2, f"{name} is added out of turn")
             expect(args[0] == Name(name.removeprefix("out_")) and args[2].stands(held.released - 1, 0, ADDED), f"{name} adds {args[2]} to {args[0]}")
             state.turn = 3
             state.log.append(("added", name, args[2].position, args[1]))
@@ -519,8 +521,8 @@ class Walk:
             state.turn = 4 if state.turn and TURNS in self.text.parameters("kernel") else 0
         else:
             next_one = own if held.released == 0 else held.released - 1 + ring.stages
-            expect(what == "acquire" and (held.filled, state.turn, at.position) == (held.released + 1, 0, next_one), f"{ADDED}: {at} is awaited, and {held} is given")
-            state.rings[ADDED], state.turn = RingState(at.position + 1, at.position + 1), 1
+            expect(what == "acquire" and (held.filled, state.turn, at.position) == (held.released + 1, int(TURNS in self.text.parameters("kernel")), next_one), f"{ADDED}: {at} is awaited, and {held} is given")
+            state.rings[ADDED], state.turn = RingState(at.position + 1, at.position + 1), 2
         return None
 
     def of_counter(self, node: ast.Call, name: str, args: list[Any], state: State) -> None:
@@ -529,8 +531,8 @@ class Walk:
         passes = self.thread >= PASSING
         expect(self.thread < 128 and array == Name(TURNS), f"{self.said(node)} by thread {self.thread}")
         if name == "await_counter":
-            expect((state.turn, order) == (0 if passes else 1, "acquire"), f"{self.said(node)}: the turn before is not over, or nothing is there")
-            state.turn = 2
+            expect((state.turn, order) == (0, "acquire"), f"{self.said(node)}: the turn before is not over")
+            state.turn = 2 if passes else 1
         else:
             expect(state.turn == (2 if passes else 5) and order == "release", f"{self.said(node)}: the turn is not over")
             state.turn = 0
@@ -669,7 +671,7 @@ class Walk:
         fragments = (self.said(node.args[1]),) if is_handed else ()
         if not is_handed and computed:
             place = next(key for key, x in self.text.constants.items() if x is of.a)
-            expect(place in state.met and of.a_transposed and args[4] == 0, f"{name} takes {place} before warpgroups have met")
+            expect(place in state.met and of.a_transposed == (args[4] == 0), f"{name} takes {place} before warpgroups have met")
             tiles = [*tiles, (place, place, slots[0].position)]
         held, onto = state.open or Group(), (args[0].group,) if isinstance(args[0], Flying) else ()
         state.open = Group((*held.reads, *((ring, at) for _, ring, at in tiles)), (*held.fragments, *fragments), (*held.onto, *onto))

@@ -662,6 +662,7 @@ class ChainOrder:
     late: set[Value] = field(default_factory=set)
     zero: set[Value] = field(default_factory=set)
     lags: bool = False
+    left: Value | None = None          # the round's last product, which runs on into the next one
 
 
 def ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:
@@ -702,7 +703,7 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
             out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
         stages = {ring.in_turn: n for ring, n in choice.stages.items()}.get(True, 0)
         out.round = arrange(chain.body, places, {}, turns=choice.turns, stages=stages)
-        return out
+        return _leaving(out, choice) if chain.added else out
     out.late = late
     first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
     through = {c.inside: c.out for c in chain.carried if c.out in late}
@@ -714,6 +715,22 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
         out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
     out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
     out.after = arrange(last, places, {})
+    return out
+
+
+def _leaving(out: ChainOrder, choice: ScheduleChoice) -> ChainOrder:
+    """Rounds whose last product, of what is in shared memory, is over when the next one's first is."""
+    first, last = (next((n for n in way if isinstance(out.round[n], ChainWait)), 0)
+                   for way in (range(len(out.round)), reversed(range(len(out.round)))))
+    wait, head, rest = out.round[last], out.round[first], out.round[last + 1:]
+    rings = [event.ring for event in rest if isinstance(event, ChainRelease)]
+    if (not isinstance(wait, ChainWait) or not isinstance(head, ChainWait) or first == last or len(rings) < len(rest)
+            or len(wait.over) != 1 or wait.over[0].args[0].op != SHARED or min(choice.stages[ring] for ring in rings) < 2):
+        return out
+    out.left, before = wait.over[0], [ChainRelease(ring, True) for ring in rings]
+    out.round = [*out.round[:first], ChainWait(head.pending, (*wait.over, *head.over), head.flying), *before,
+                 *out.round[first + 1:last]]
+    out.after = [wait, *before]
     return out
 
 

@@ -81,6 +81,7 @@ class Consumer(Role):
     left: list[Value] = field(default_factory=list)                # of what is computed together
     done: set[Value] = field(default_factory=set)                  # of it, before its turn
     parts: set[Value] = field(default_factory=set)                 # exponents of it whose operands have names
+    met: set[str] = field(default_factory=set)         # of what is in shared memory, what warpgroups have met about
     is_whole: bool = False             # whether all places of what is computed are there
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
@@ -320,15 +321,16 @@ class Consumer(Role):
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             ChainStart: lambda e: self.start(e, part is self.order.before and self.order.lags), ChainWait: self.wait,
             ChainRelease: self.release, Anchor: self.anchor}
-        self.rare = {}
+        self.rare, self.met = {}, set()
         for event in part:
             if isinstance(event, Compute):
                 self.compute_all(event.values, guarded)
             else:
                 print_of[type(event)](event)
         self.move(part)
-        if self.order.lags and part is not self.order.after:
-            for ring in [event.ring for event in part if isinstance(event, Full)]:
+        if (self.order.lags or self.order.left) and part is not self.order.after:
+            of_left = {event.ring for event in self.order.after if isinstance(event, ChainRelease)}
+            for ring in [event.ring for event in part if isinstance(event, Full) and (self.order.lags or event.ring in of_left)]:
                 self.put(f"before_{ring.name}, at_{ring.name} = at_{ring.name}, ring_{ring.name}.advance(at_{ring.name})")
 
     def full(self, event: Full) -> None:
@@ -340,7 +342,8 @@ class Consumer(Role):
 
     def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
-        met = [self.name(d.args[0]) for d in event.products if d.args[0].op == SHARED]
+        met = [self.name(d.args[0]) for d in event.products if d.args[0].op == SHARED and self.name(d.args[0]) not in self.met]
+        self.met.update(met)
         cleared = [f"out_{x.data.parameter.name}.clear()" for x in self.chain.added if met and self.choice.outs]
         self.put(*cleared, *(f"{name}.meet()" for name in met), "wgmma_fence()")
         for d in event.products:
@@ -352,8 +355,8 @@ class Consumer(Role):
             last, half = f"{at}, {int(not fresh)}", "_half" if self.chain.half_of(d.dims[1]) else ""
             group = self.chain.group_of(d)
             if d.args[0].op == SHARED:
-                how = "apart" if self.choice.part(self.chain, d)[0] else "half"
-                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, 0)")
+                how = "half" if self.chain.is_added(d) and not self.choice.part(self.chain, d)[0] else "apart"
+                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, {int(not fresh)})")
             elif a is None:
                 last = f"group, {last}" if half else last
                 self.put(f"{name} = {product}.multiply{half}({sums}, {self.name(d.args[0])}, {last})")
@@ -373,7 +376,9 @@ class Consumer(Role):
 
     def release(self, event: ChainRelease) -> None:
         name = event.ring.name
-        if event.before:
+        if event.before and self.order.left:           # but for the first round
+            self.put(f"if before_{name}.stage != at_{name}.stage:", f"    ring_{name}.release(before_{name}.stage)")
+        elif event.before:
             self.put(f"ring_{name}.release(before_{name}.stage)")
         else:
             self.put(f"ring_{name}.release(at_{name}.stage)", f"at_{name} = ring_{name}.advance(at_{name})")
@@ -406,6 +411,8 @@ class Consumer(Role):
                 self.fill(c)
         for ring in self.places.lone():
             self.put(f"ring_{ring.name}.wait(at_{ring.name})")
+        self.put(*(f"before_{event.ring.name} = at_{event.ring.name}" for event in self.order.after
+                   if self.order.left and isinstance(event, ChainRelease)))
 
     def begin_again(self) -> None:
         for c in self.chain.carried:
@@ -705,7 +712,7 @@ class ChainPrinter:
             if name in said:
                 continue
             said.add(name)
-            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], d.args[0].op == SHARED
+            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], chain.is_added(d)
             how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
             how += f", first={d.data.first}, length={d.data.length}" if isinstance(d.data, ProductPart) else ""
             turned = d.args[1].op == "transpose"       # a block in its stage may have more columns than a product of it
@@ -713,8 +720,9 @@ class ChainPrinter:
             taken = choice.part(chain, d)[1] if added else taken
             if taken < choice.held(b)[1] and not isinstance(d.data, ProductPart):
                 how += f", {'length' if turned else 'width'}={taken}"
-            if added:
-                lines.append(f"{name} = {plain}({consumer.name(d.args[0])}, {b.name}_tile, a_transposed=True{how})")
+            if d.args[0].op == SHARED:
+                how = ", a_transposed=True" * added + how
+                lines.append(f"{name} = {plain}({consumer.name(d.args[0])}, {b.name}_tile{how})")
             elif a is None:
                 lines.append(f"{name} = {handed}({b.name}_tile{how})")
             else:
