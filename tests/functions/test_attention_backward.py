@@ -478,7 +478,7 @@ def test_machine_code(name: str) -> None:
     else:
         dk, dv = (half(*x.shape) if name in results else None for name, x in (("k", k), ("v", v)))
         seen = None if mask is None else seen_from_keys(mask)
-        (plan,) = recorded(lambda: gradients_of_keys(dk, dv, q, k, v, do, lse, delta, *rest, seen, *same), H100, zeros=False)
+        (plan,) = recorded(lambda: gradients_of_keys(dk, dv, None, q, k, v, do, lse, delta, *rest, seen, *same), H100, zeros=False)
     entry = plan.launchable.entry()
     usage = entry.meta["usage"]
     assert usage["stack_bytes"] <= SPILLED.get(name, 0) and usage["registers"] == 168
