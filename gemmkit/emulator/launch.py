@@ -199,9 +199,9 @@ def _kinds(note: Any) -> Kinds:
             return group
 
     class BulkStores(Stores):
-        def store(self, thread: Any, tensor_map: Any, coordinates: Any, offset: int) -> None:
+        def store(self, thread: Any, tensor_map: Any, coordinates: Any, offset: int, adds: bool = False) -> None:
             event("stored", thread, int(offset), tensor_map.spec.box_bytes)
-            super().store(thread, tensor_map, coordinates, offset)
+            super().store(thread, tensor_map, coordinates, offset, adds)
 
         def wait(self, thread: Any, pending: int, done: bool) -> None:
             super().wait(thread, pending, done)

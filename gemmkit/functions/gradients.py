@@ -293,9 +293,10 @@ def gradient_of_queries(dq: Parameter, q: Parameter, k: Parameter, v: Parameter,
 
 
 @program
-def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, sums_q: Parameter | None, q: Parameter, k: Parameter, v: Parameter, do: Parameter,
-                      lse: Parameter, delta: Parameter, q_offsets: Parameter | None, k_offsets: Parameter | None,
-                      key_lengths: Parameter | None, scale: float, mask: Mask | None, score: Score | None,
+def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, sums_q: Parameter | None, q: Parameter,
+                      k: Parameter, v: Parameter, do: Parameter, lse: Parameter, delta: Parameter,
+                      q_offsets: Parameter | None, k_offsets: Parameter | None, key_lengths: Parameter | None,
+                      scale: float, mask: Mask | None, score: Score | None,
                       slope: Score | None, k_stacks: str, v_stacks: str, k_share: int, v_share: int) -> None:
     """``mask`` is `seen_from_keys`. Of dk and dv one may be None. The gradient of q, but for its scale, is added to sums_q,
     which needs no kernel of its own then: five products in place of seven."""
@@ -400,9 +401,10 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     return made
 
 
-def _by_one_kernel(rules: Rules, dq: Any, dkv: Sequence[Any], given: tuple, rest: tuple, stream: Any) -> bool:
-    """All gradients by one kernel, with dq summed in float32, where a kernel on Hopper has the place and the registers; whether
-    it was so. Behind a length of keys anything may lie, which zeros do not cancel; a slope of the score takes registers."""
+def _by_one_kernel(rules: Rules, dq: Any, dkv: Sequence[Any], given: tuple[Any, ...],
+                   rest: tuple[Any, ...], stream: Any) -> bool:
+    """All gradients by one kernel, with dq summed in float32, where a kernel on Hopper has the place and the registers;
+    whether it was so. Behind a length of keys anything may lie, which zeros do not cancel; a slope takes registers."""
     infos = [describe(x, "q") for x in given[:4]]
     q, v = infos[0].shape[-1], infos[2].shape[-1]
     kind = type(rules.mask), type(rules.score), q, v, len(infos[0].shape)

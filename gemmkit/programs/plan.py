@@ -38,7 +38,7 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
+from gemmkit.programs.chains.schedule import ChainProblem, decided_by
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
@@ -66,7 +66,7 @@ from gemmkit.programs.launches import (
 from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, OutKind, Printed, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.pieces import PiecePrinter, has_sections, supported
+from gemmkit.programs.pieces import PiecePrinter, has_sections, section_of, supported
 from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of

@@ -26,8 +26,8 @@ from gemmkit.programs.collectives import F32, ROWS, PanelTile, StagedTile, Typed
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import refused, shown
-from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_shared, unpack_narrow
 from gemmkit.ptx.barriers import fence_async_global
+from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_shared, unpack_narrow
 from gemmkit.ptx.mma import ldmatrix, stmatrix
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_add, tma_commit, tma_wait, tma_wait_read
@@ -591,6 +591,16 @@ def counts_of(chain: Chain, choice: ScheduleChoice) -> dict[str, ArrayInfo]:
     return {TURNS: described("counts", max(1, stacks * blocks), np.dtype(np.uint32))}
 
 
+def handed_on(chain: Chain, choice: ScheduleChoice, x: Value, sums: str) -> list[str]:
+    """A consumer's lines for its part of what a round adds."""
+    (d,), n = x.args, chain.index.name
+    rows, columns = choice.part(chain, d)
+    row, column = (f"group * {rows}", "0") if rows else ("0", f"group * {columns}")
+    there = f"{chain.stop} - {n}" if chain.index.piece is not None else str(choice.blocks[n])
+    return ["ring_added.wait(at_added)", f"out_{x.data.parameter.name}.put({sums}, at_added, {row}, {column}, {there})",
+            "ring_added.release(at_added.stage)", "at_added = ring_added.advance(at_added)"]
+
+
 class Adder(ProducerRole):
     """One thread of each stage has TMA add what consumers have put there; in order, when the tiles before have."""
 
@@ -683,8 +693,8 @@ class Passer(Adder):
             ends.append(("0", self.first))
         for begin, end in ends:
             self.put(f"{n} = rolled({begin} + thread_index() % {WARP} * {step})", f"while {n} < {end}:",
-                     f'    await_counter({self.counter}, turn, "acquire")', f'    atomic_add({self.counter}, passed, "release")',
-                     f"    {n} = rolled({n} + {WARP * step})")
+                     f'    await_counter({self.counter}, turn, "acquire")',
+                     f'    atomic_add({self.counter}, passed, "release")', f"    {n} = rolled({n} + {WARP * step})")
 
     @property
     def extent(self) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit import emulator
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import (
     SharedPointer,

@@ -175,10 +175,6 @@ class Chain:
         """What rounds add to arrays."""
         return [*(c.store for c in self.carried if isinstance(c, Added)), *(x.data for x in self.added)]
 
-    def is_added(self, d: Value) -> bool:
-        """Whether a product is added to an array."""
-        return any(d in x.args for x in self.added)
-
     def stores_rows(self, store: StoreStatement) -> bool:
         """Whether a store is of a value of each row, and not of rows."""
         return len(store.parameter.shape) == 1 + self.stacks_of_results

@@ -7,7 +7,6 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -468,7 +467,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
                              for x in chain.added for d in x.args)
 
     def needed() -> int:                               # results leave from where rounds have had what they add
-        return (max(sum(out_bytes.values()), choice.adding * choice.added_bytes) + sum(shared.values()) + 4 * kernel.barriers + PATTERN
+        outgoing = max(sum(out_bytes.values()), choice.adding * choice.added_bytes)
+        return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN
                 + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
 
     choice.adding = 2 * bool(chain.added)
@@ -517,68 +517,6 @@ def _columns(chain: Chain, name: str) -> int:
     store = next(store for store in chain.stores if store.parameter.name == name)
     columns = int(store.parameter.shape[-1])
     return chain.half_of(Axis(columns)) or columns
-
-
-# --------------------------------------------------------------------------------------------------
-# The order of tiles that get longer with their rows: a section's longest first, and blocks take them there and back.
-#
-# A block's n-th tile is in the n-th row of tiles as blocks take them; every other row is taken from its end. So a block
-# that had the longest tile of one row has the shortest of the next. A section is as many of a stack as are taken side by
-# side: few share the L2 cache, many are balanced. Of 64 causal heads of 4096 rows on 132 multiprocessors the block that
-# takes longest takes, of the mean:
-#
-# | section | fixed stride | there and back |
-# |---|---|---|
-# | head after head | 1.12 | 1.03 |
-# | 12 heads, whose K and V are 24 MB | 1.18 | 1.20 |
-# | **11 heads** | 1.10 | **1.014** |
-# | 22 heads | 1.04 | 1.007 |
-# | all | 1.06 | 1.001 |
-#
-# Operands that L2 has no room for come from memory again for every row of tiles, but for blocks that take the same matrix
-# at once. Of 512 heads of 512 rows a section of 256 took 147 us, and one of 66 takes 103 (H100): 132 blocks had a head each.
-# So a section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66
-# heads of 4 tiles on 132 blocks.
-
-OVERHEAD = 0.5                         # of a tile, in blocks of keys
-L2 = 24 << 20                          # bytes of operands that a section may have
-CROWDED = 0.1                          # time more where the operands of a section are twice as large as what L2 has for them
-MISSED = 256                           # rows of a tile for which memory brings operands as fast as it multiplies them
-MOST_SECTIONS = 8                      # of which all lengths are candidates
-
-
-def section_of(count: int, tiles: int, nbytes: int, blocks: int, rows: int) -> int:
-    """How many of a stack of ``count``, of so many ``tiles`` of ``rows`` and ``nbytes`` of operands each, are a section on
-    ``blocks``.
-
-    >>> section_of(64, 32, 2 << 20, 132, 128), section_of(2, 32, 2 << 20, 132, 128), section_of(512, 4, 2 << 17, 132, 128)
-    (11, 2, 66)
-    """
-    fits = max(1.0, L2 / max(1, nbytes))
-    most = max(1, min(count, int(count / fits) + 1, MOST_SECTIONS))
-    even = 2 * blocks // math.gcd(2 * blocks, tiles)
-    fitting = -(-count // max(1, int(fits)))           # sections
-    sizes = {-(-count // sections) for sections in (*range(1, most + 1), fitting)} | {even * max(1, int(fits) // even)}
-
-    def time(size: int) -> float:
-        crowded = CROWDED * max(0.0, size / fits - 1)
-        missed = max(0.0, MISSED / rows * min(1.0, size / blocks) - 1) if size > fits else 0.0
-        return imbalance(count, tiles, size, blocks) * (1 + crowded + missed)
-
-    sizes = {size for size in sizes if size <= count}
-    return max(sizes) if len(sizes) == 1 else min(sorted(sizes, reverse=True), key=time)
-
-
-@functools.lru_cache(maxsize=4096)
-def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
-    """The time of the block that takes longest, of the mean."""
-    parts = [min(section, count - first) for first in range(0, count, section)]
-    lengths = np.concatenate([np.repeat(np.arange(rows, 0, -1), part) for part in parts]) + OVERHEAD
-    table = np.zeros((-(-len(lengths) // blocks), blocks))
-    table.flat[:len(lengths)] = lengths
-    table[1::2] = table[1::2, ::-1]
-    times = table.sum(0)
-    return float(times.max() / times.mean())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -663,6 +601,11 @@ class ChainOrder:
     zero: set[Value] = field(default_factory=set)
     lags: bool = False
     left: Value | None = None          # the round's last product, which runs on into the next one
+
+    @property
+    def lagging(self) -> list[RingPlace]:
+        """Whose stages are released a round later."""
+        return [event.ring for event in self.after if isinstance(event, ChainRelease) and event.before]
 
 
 def ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:

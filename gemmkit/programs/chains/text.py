@@ -54,7 +54,7 @@ from gemmkit.programs.chains.schedule import (
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
-from gemmkit.programs.sums import TURNS, Adder
+from gemmkit.programs.sums import TURNS, Adder, handed_on
 from gemmkit.programs.text import EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
@@ -144,7 +144,7 @@ class Consumer(Role):
             lines = f"{self.chain.extent_of(rows)} - {self.of_tile(rows)}"
             self.put(f"{name}.put({self.name(x.args[0])}, at_{name}, group, {lines})")
         elif x.op == ADDED:
-            self.add(x)
+            self.put(*handed_on(self.chain, self.choice, x, self.name(x.args[0])))
         elif self.is_rescaled(x):
             asked = self.rare.get(self.chain.factors[x.args[1]]) or f"rescales({self.name(x.args[1])})"
             self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
@@ -159,16 +159,6 @@ class Consumer(Role):
                     self.lower(part.args[2], guarded)
             if x not in self.done:
                 self.put(f"{self.name(x)} = {self.applied(x)}")
-
-    def add(self, x: Value) -> None:
-        """A product's part to the array that tiles add to, in their order."""
-        (d,), n = x.args, self.chain.index.name
-        rows, columns = self.choice.part(self.chain, d)
-        row, column = (f"group * {rows}", "0") if rows else ("0", f"group * {columns}")
-        there = f"{self.chain.stop} - {n}" if self.chain.index.piece is not None else str(self.step)
-        self.put("ring_added.wait(at_added)",
-                 f"out_{x.data.parameter.name}.put({self.name(d)}, at_added, {row}, {column}, {there})",
-                 "ring_added.release(at_added.stage)", "at_added = ring_added.advance(at_added)")
 
     def advance_round(self) -> None:
         for x in self.choice.shared:
@@ -328,9 +318,8 @@ class Consumer(Role):
             else:
                 print_of[type(event)](event)
         self.move(part)
-        if (self.order.lags or self.order.left) and part is not self.order.after:
-            of_left = {event.ring for event in self.order.after if isinstance(event, ChainRelease)}
-            for ring in [event.ring for event in part if isinstance(event, Full) and (self.order.lags or event.ring in of_left)]:
+        if part is not self.order.after:
+            for ring in [event.ring for event in part if isinstance(event, Full) and event.ring in self.order.lagging]:
                 self.put(f"before_{ring.name}, at_{ring.name} = at_{ring.name}, ring_{ring.name}.advance(at_{ring.name})")
 
     def full(self, event: Full) -> None:
@@ -342,7 +331,8 @@ class Consumer(Role):
 
     def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
-        met = [self.name(d.args[0]) for d in event.products if d.args[0].op == SHARED and self.name(d.args[0]) not in self.met]
+        met = [self.name(d.args[0]) for d in event.products if d.args[0].op == SHARED]
+        met = [name for name in met if name not in self.met]
         self.met.update(met)
         cleared = [f"out_{x.data.parameter.name}.clear()" for x in self.chain.added if met and self.choice.outs]
         self.put(*cleared, *(f"{name}.meet()" for name in met), "wgmma_fence()")
@@ -355,8 +345,9 @@ class Consumer(Role):
             last, half = f"{at}, {int(not fresh)}", "_half" if self.chain.half_of(d.dims[1]) else ""
             group = self.chain.group_of(d)
             if d.args[0].op == SHARED:
-                how = "half" if self.chain.is_added(d) and not self.choice.part(self.chain, d)[0] else "apart"
-                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, {int(not fresh)})")
+                how = "half" if d.dims[0] is self.chain.index and not self.choice.part(self.chain, d)[0] else "apart"
+                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, "
+                         f"{int(not fresh)})")
             elif a is None:
                 last = f"group, {last}" if half else last
                 self.put(f"{name} = {product}.multiply{half}({sums}, {self.name(d.args[0])}, {last})")
@@ -411,8 +402,7 @@ class Consumer(Role):
                 self.fill(c)
         for ring in self.places.lone():
             self.put(f"ring_{ring.name}.wait(at_{ring.name})")
-        self.put(*(f"before_{event.ring.name} = at_{event.ring.name}" for event in self.order.after
-                   if self.order.left and isinstance(event, ChainRelease)))
+        self.put(*(f"before_{ring.name} = at_{ring.name}" for ring in self.order.lagging if self.order.left))
 
     def begin_again(self) -> None:
         for c in self.chain.carried:
@@ -454,7 +444,8 @@ class Consumer(Role):
         if self.chain.piece is not None:
             origin = self.of_tile(rows, "origin")
             first, end = f"{origin} + {first}", f"{origin} + {self.of_tile(rows, 'count')}"
-        self.put(*(f"out_{x.data.parameter.name}.leave(ring_added, at_added)" for x in self.chain.added if self.choice.outs))
+        added = [x.data.parameter.name for x in self.chain.added if self.choice.outs]
+        self.put(*(f"out_{name}.leave(ring_added, at_added)" for name in added))
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
@@ -506,8 +497,8 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("add", "begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "own", "pass_on",
-         "passed", "place", "room", "section", "slot", "turns", "values", "which", "with_rows")
+TAKEN = ("add", "begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "own",
+         "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -712,7 +703,7 @@ class ChainPrinter:
             if name in said:
                 continue
             said.add(name)
-            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], chain.is_added(d)
+            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], d.dims[0] is chain.index
             how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
             how += f", first={d.data.first}, length={d.data.length}" if isinstance(d.data, ProductPart) else ""
             turned = d.args[1].op == "transpose"       # a block in its stage may have more columns than a product of it
