@@ -310,7 +310,8 @@ class ProgramPlan:
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
-        early, waits, own = hasattr(module, "grid_wait"), hasattr(module, "await_counter"), getattr(module, "WARPGROUPS", None)
+        early, waits = (hasattr(module, word) for word in ("grid_wait", "await_counter"))
+        own = getattr(module, "WARPGROUPS", None)
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
                           self.cluster.size, per_sm, early, waits, own and own.warp_registers)
 
