@@ -489,6 +489,25 @@ def test_machine_code(name: str) -> None:
     assert len(rounds) == len(most) and all(found <= limit for found, limit in zip(rounds, most)), rounds
 
 
+@pytest.mark.kin(1)
+@pytest.mark.compile
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("head_dim,mask,most", [(128, None, 970), (128, Causal(), 840), (64, None, 1290), (64, Causal(), 1330)], ids=str)
+def test_machine_code_of_one_kernel(head_dim: int, mask: Any, most: int) -> None:
+    """All gradients: in rounds without tests nothing spills, products run side by side, and TMA adds what is in shared memory."""
+    q, k, v, do, dk, dv = (half(2, 4, 512, head_dim) for _ in range(6))
+    sums, lse, delta = half(*q.shape, dtype=F32), half(2, 4, 512, dtype=F32), half(2, 4, 512, dtype=F32)
+    seen = None if mask is None else seen_from_keys(mask)
+    (plan,) = recorded(lambda: gradients_of_keys(dk, dv, sums, q, k, v, do, lse, delta, None, None, None, 0.125, seen, None, None, "bh",
+                                                 "bh", 1, 1), H100, zeros=False)
+    sass = disassemble(plan.launchable.entry().cubin)
+    rounds = [one for one in loops(sass) if any("HGMMA" in line for line in one) and not any("UTMASTG" in line for line in one)]
+    least = min(rounds, key=len)
+    assert len(least) <= most and not any(line.startswith(("LDL", "STL")) for line in least if head_dim == 64 or mask)
+    assert all(sum("WARPGROUP.ARRIVE" in line for line in one) == 5 for one in rounds)
+    assert sum(line.startswith("UTMAREDG") for line in instructions(sass)) == 8 and plan.launchable.waits
+
+
 BY_PTX: dict[str, dict[str, Any]] = {
     "documents": dict(mask=Documents.of([0, 11, 12, 43]), visible=lambda m, n, h, b: np.searchsorted([11, 12], m, "right") == np.searchsorted(
         [11, 12], n, "right")),
