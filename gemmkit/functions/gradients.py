@@ -407,9 +407,9 @@ def _by_one_kernel(rules: Rules, dq: Any, dkv: Sequence[Any], given: tuple[Any, 
     whether it was so. Behind a length of keys anything may lie, which zeros do not cancel; a slope takes registers."""
     infos = [describe(x, "q") for x in given[:4]]
     q, v = infos[0].shape[-1], infos[2].shape[-1]
-    kind = type(rules.mask), type(rules.score), q, v, len(infos[0].shape)
-    if (target(infos[0].device).arch[0] != 9 or rules.key_lengths is not None or rules.slope is not None or kind in _refused
-            or not (q == 128 >= v or max(q, v) <= 64)
+    kind, device = (type(rules.mask), type(rules.score), q, v, len(infos[0].shape)), target(infos[0].device)
+    if (device.arch[0] != 9 or rules.key_lengths is not None or rules.slope is not None or kind in _refused
+            or not (q == 128 >= v or max(q, v) <= 64) or _is_staggered(*infos[:2], device)
             or any(why_not(info, len(info.shape) - 1) is not None or info.shape[-1] % 8 for info in infos)):
         return False
     sums = empty_like(given[0], given[0].shape, F32)
@@ -421,6 +421,16 @@ def _by_one_kernel(rules: Rules, dq: Any, dkv: Sequence[Any], given: tuple[Any, 
         return False
     scaled_rows(*(x[None] if rules.offsets is not None else x for x in (dq, sums)), rules.scale, stream=stream)
     return True
+
+
+STAGGERED = 10                         # rounds, of which a tile that adds behind another one loses one or two
+
+
+def _is_staggered(q: ArrayInfo, k: ArrayInfo, device: DeviceInfo) -> bool:
+    """Whether so many tiles of a head run at once that they wait for each other's additions: few heads of long sequences."""
+    heads, rounds, tiles = math.prod(q.shape[:-2]), -(-q.shape[-2] // 64), -(-k.shape[-2] // 128)
+    at_once = max(1, min(tiles, device.sm_count // heads))
+    return STAGGERED * (at_once - 1) > rounds * max(1, heads * tiles // device.sm_count)
 
 
 _refused: set[tuple[Any, ...]] = set()                 # for which a thread has not the registers

@@ -31,6 +31,7 @@ from gemmkit.kernels.masks import (
 )
 from gemmkit.lang.components import dataclass
 from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import A100, H100, assumed
 from tests.ptx_machine.launch import Ptx
@@ -52,6 +53,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     allocate = room.empty_like
     monkeypatch.setattr(room, "empty_like", made)
+
+
+@pytest.fixture(autouse=True)
+def by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few the heads are."""
+    monkeypatch.setattr(room, "STAGGERED", 0)
 
 
 @pytest.fixture
@@ -506,6 +513,14 @@ def test_machine_code_of_one_kernel(head_dim: int, mask: Any, most: int) -> None
     assert len(least) <= most and not any(line.startswith(("LDL", "STL")) for line in least if head_dim == 64 or mask)
     assert all(sum("WARPGROUP.ARRIVE" in line for line in one) == 5 for one in rounds)
     assert sum(line.startswith("UTMAREDG") for line in instructions(sass)) == 8 and plan.launchable.waits
+
+
+@pytest.mark.parametrize("heads,rows,waits", [(1, 4096, True), (1, 512, True), (64, 4096, False), (256, 1024, False), (1, 131072, False)])
+def test_few_long_heads_take_two_kernels(heads: int, rows: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tiles would wait for each other's additions."""
+    monkeypatch.setattr(room, "STAGGERED", 10)
+    info = describe(np.broadcast_to(np.float16(0), (1, heads, rows, 128)), "q")
+    assert room._is_staggered(info, info, H100) == waits
 
 
 BY_PTX: dict[str, dict[str, Any]] = {

@@ -22,7 +22,16 @@ from gemmkit.ptx.barriers import (
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
-from gemmkit.ptx.tma import tma_add, tma_commit, tma_load, tma_load_multicast, tma_prefetch, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.tma import (
+    tma_add,
+    tma_commit,
+    tma_load,
+    tma_load_multicast,
+    tma_prefetch,
+    tma_store,
+    tma_wait,
+    tma_wait_read,
+)
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.runtime.tensor_maps import TensorMapSpec
