@@ -409,7 +409,7 @@ def _by_one_kernel(rules: Rules, dq: Any, dkv: Sequence[Any], given: tuple[Any, 
     q, v = infos[0].shape[-1], infos[2].shape[-1]
     kind, device = (type(rules.mask), type(rules.score), q, v, len(infos[0].shape)), target(infos[0].device)
     if (device.arch[0] != 9 or rules.key_lengths is not None or rules.slope is not None or kind in _refused
-            or not (q == 128 >= v or max(q, v) <= 64) or _is_staggered(*infos[:2], device)
+            or not (q == 128 >= v or max(q, v) <= 64) or _is_staggered(infos[0], infos[1], device)
             or any(why_not(info, len(info.shape) - 1) is not None or info.shape[-1] % 8 for info in infos)):
         return False
     sums = empty_like(given[0], given[0].shape, F32)

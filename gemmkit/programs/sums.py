@@ -380,13 +380,13 @@ def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
 # 1. **A place "shared".** Warpgroups write their rows of ``ds`` into swizzled shared memory (stmatrix), and meet. Then each
 #    multiplies a part of the result, of all rows of the tile: 64 of its rows, or some of its columns. There are two such
 #    places, which rounds take in turn: who is at the barrier of a round has read what the round before the last wrote.
-# 2. **Reductions in global memory.** Threads add their sums (``red.global.add.v2.f32``), and wait for nothing.
+# 2. **Reductions by TMA.** Warpgroups put their sums into a stage of shared memory. A thread of the producer's warpgroup for
+#    each stage has TMA add it to the array (``cp.reduce.async.bulk.tensor``), and gives the stage back when TMA has read it.
 # 3. **An order.** The n-th tile of a stack adds to a block of rows when the one before it has. A counter of each block says
-#    how many have. A warp of the producer's looks after the turns: it waits for the counter, lets the consumers add, waits
-#    for them, and counts. In blocks that its tile's rounds do not visit it passes the turn on. The last tile sets the
-#    counter to 0, as it was. A tile waits for tiles of smaller numbers alone, which blocks take before, and all blocks run
-#    at once (the launch is cooperative), so that some tile can always go on. ``Mapping(ordered=False)`` leaves the order
-#    out, and with it the same bits.
+#    how many have: the thread that adds waits for it before, and counts when TMA has finished. In blocks that its tile's
+#    rounds do not visit a warp of its own passes the turn on. The last tile sets the counter to 0, as it was. A tile waits
+#    for tiles of smaller numbers alone, which blocks take before, and all blocks run at once (the launch is cooperative),
+#    so that some tile can always go on. ``Mapping(ordered=False)`` leaves the order out, and with it the same bits.
 #
 # Source: Shah et al., "FlashAttention-3", 2024, whose gradient of queries is added up so, without an order.
 
