@@ -32,7 +32,6 @@ from gemmkit.programs.values import Parameter
 from gemmkit.runtime.arrays import ArrayInfo, allocator, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning.problems import WORDS, Choice, MappingProblem, choose
 
 FLOAT32 = np.dtype(np.float32)
@@ -293,13 +292,11 @@ def gradient_of_queries(dq: Parameter, q: Parameter, k: Parameter, v: Parameter,
 
 
 @program
-def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, sums_q: Parameter | None, q: Parameter,
-                      k: Parameter, v: Parameter, do: Parameter, lse: Parameter, delta: Parameter,
-                      q_offsets: Parameter | None, k_offsets: Parameter | None, key_lengths: Parameter | None,
-                      scale: float, mask: Mask | None, score: Score | None,
+def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, q: Parameter, k: Parameter, v: Parameter, do: Parameter,
+                      lse: Parameter, delta: Parameter, q_offsets: Parameter | None, k_offsets: Parameter | None,
+                      key_lengths: Parameter | None, scale: float, mask: Mask | None, score: Score | None,
                       slope: Score | None, k_stacks: str, v_stacks: str, k_share: int, v_share: int) -> None:
-    """``mask`` is `seen_from_keys`. Of dk and dv one may be None. The gradient of q, but for its scale, is added to sums_q,
-    which needs no kernel of its own then: five products in place of seven."""
+    """``mask`` is `seen_from_keys`. Of dk and dv one may be None."""
     pieces = None if k_offsets is None else gp.packed(k.rows, k_offsets)
     tiles = (*q.counts, k.rows) if pieces is None else (pieces.count, *q.counts, pieces.rows)
     for b, h, n in gp.parallel(*tiles):
@@ -315,18 +312,10 @@ def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, sums_q: Parame
             if dk is not None:
                 dp = v[(*v_of, n)] @ do[(*stacks, m)].T
                 ds = _by_slope(p * (dp - delta[(*stacks, m)]), s, m, n, h, b, mask, slope)
-                if sums_q is not None:
-                    sums_q[(*stacks, m)] += ds.astype(k.dtype).T @ k[(*k_of, n)]
                 sums_k += ds.astype(k.dtype) @ q[(*stacks, m)]
         for result, sums in ((dk, dk is not None and scale * sums_k), (dv, sums_v)):
             if result is not None:                     # what lies behind a length is no key, whatever is there
                 result[at] = sums if key_lengths is None else gp.where(gp.place(n) < key_lengths[b], sums, 0.0)
-
-
-@program
-def scaled_rows(dq: Parameter, sums: Parameter, scale: float) -> None:
-    for b, h, m in gp.parallel(*sums.counts, sums.rows):
-        dq[b, h, m] = scale * sums[b, h, m]
 
 
 def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope: Any) -> Any:
@@ -379,6 +368,9 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     mask = None if rules.mask.is_everything else rules.mask
     score = None if isinstance(rules.score, PlainScores) else rules.score
     scored = score, rules.slope, k_stacks, v_stacks, k_share, v_share
+    if dq is not None:
+        gradient_of_queries(dq, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, mask, *scored,
+                            stream=stream)
     seen = None if mask is None else seen_from_keys(mask)
     if rules.key_lengths is not None:
         seen = OfLengths(seen_from_keys(rules.mask), rules.key_lengths, columns)
@@ -387,53 +379,15 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if packed:
         for x in partial:
             _put(x, 0)
-    given = q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale
-    if not (all(needed) and _by_one_kernel(rules, dq, partial, given, (seen, *scored), stream)):
-        if dq is not None:
-            gradient_of_queries(dq, *given, mask, *scored, stream=stream)
-        together = sum(x.shape[-1] for x in partial if x is not None) <= WIDEST_OF_BOTH
-        for dk, dv in [partial] if together else [(partial[0], None), (None, partial[1])]:
-            if dk is not None or dv is not None:
-                gradients_of_keys(dk, dv, None, *given, seen, *scored, stream=stream)
+    together = partial if sum(x.shape[-1] for x in partial if x is not None) <= WIDEST_OF_BOTH else None
+    for dk, dv in [together] if together else [(partial[0], None), (None, partial[1])]:
+        if dk is not None or dv is not None:
+            gradients_of_keys(dk, dv, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored,
+                              stream=stream)
     for result, of_heads in zip(dkv, partial):
         if result is not None and result is not of_heads:
             _put(result, _summed(of_heads, result.shape))
     return made
-
-
-def _by_one_kernel(rules: Rules, dq: Any, dkv: Sequence[Any], given: tuple[Any, ...],
-                   rest: tuple[Any, ...], stream: Any) -> bool:
-    """All gradients by one kernel, with dq summed in float32, where a kernel on Hopper has the place and the registers;
-    whether it was so. Behind a length of keys anything may lie, which zeros do not cancel; a slope takes registers."""
-    infos = [describe(x, "q") for x in given[:4]]
-    q, v = infos[0].shape[-1], infos[2].shape[-1]
-    kind, device = (type(rules.mask), type(rules.score), q, v, len(infos[0].shape)), target(infos[0].device)
-    if (device.arch[0] != 9 or rules.key_lengths is not None or rules.slope is not None or kind in _refused
-            or not (q == 128 >= v or max(q, v) <= 64) or _is_staggered(infos[0], infos[1], device)
-            or any(why_not(info, len(info.shape) - 1) is not None or info.shape[-1] % 8 for info in infos)):
-        return False
-    sums = empty_like(given[0], given[0].shape, F32)
-    _put(sums, 0)
-    try:
-        gradients_of_keys(*dkv, sums, *given, *rest, stream=stream)
-    except ConfigError:                                # before anything is launched
-        _refused.add(kind)
-        return False
-    scaled_rows(*(x[None] if rules.offsets is not None else x for x in (dq, sums)), rules.scale, stream=stream)
-    return True
-
-
-STAGGERED = 10                         # rounds, of which a tile that adds behind another one loses one or two
-
-
-def _is_staggered(q: ArrayInfo, k: ArrayInfo, device: DeviceInfo) -> bool:
-    """Whether so many tiles of a head run at once that they wait for each other's additions: few heads of long sequences."""
-    heads, rounds, tiles = math.prod(q.shape[:-2]), -(-q.shape[-2] // 64), -(-k.shape[-2] // 128)
-    at_once = max(1, min(tiles, device.sm_count // heads))
-    return STAGGERED * (at_once - 1) > rounds * max(1, heads * tiles // device.sm_count)
-
-
-_refused: set[tuple[Any, ...]] = set()                 # for which a thread has not the registers
 
 
 def _by_heads(x: Any, layout: str) -> Any:

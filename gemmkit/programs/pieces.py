@@ -522,7 +522,7 @@ def places_of_rows(chain: Chain, choice: ScheduleChoice) -> list[str]:
                 f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
                 f"    return outer, (tile - outer * inner) * {size}{own}"]
     if not chain.stacks:
-        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first and chain.grows and not chain.added else "tile"
+        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first and chain.grows else "tile"
         return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", place,
                 '    """The tile\'s first row."""', f"    return {n} * {size}{own}"]
     head = ["def tiles(sizes):", f"    return {count}blocks(sizes.{m}, {size})", "", "", place]
@@ -530,7 +530,7 @@ def places_of_rows(chain: Chain, choice: ScheduleChoice) -> list[str]:
         return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
                 "    outer = udiv(tile, inner)",
                 f"    return {', '.join(parts_of_stacks(chain.stacks, 'outer'))}, (tile - outer * inner) * {size}{own}"]
-    row = "(rows - 1 - inner)" if chain.grows and not chain.added else "inner"
+    row = "(rows - 1 - inner)" if chain.grows else "inner"
     return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
             f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
             "    first = outer * sizes.section", f"    count = min(sizes.section, {count.removesuffix(' * ')} - first)",

@@ -411,7 +411,7 @@ class Derived:
         rows = self.choice.rows * cluster.m
         tiles = -(-chain.sizes[chain.rows.extent] // rows)
         blocks = min(cluster.at_once(processors), chain.count * tiles)
-        if chain.added:                                # those that add to one block of rows begin one after the other
+        if self.choice.ordered:                        # few tiles that wait for each other's additions run at once
             return {**sizes, "section": max(1, chain.count)}
         return {**sizes, "section": section_of(chain.count, tiles, nbytes, blocks, rows) if blocks else 1}
 

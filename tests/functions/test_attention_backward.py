@@ -31,7 +31,6 @@ from gemmkit.kernels.masks import (
 )
 from gemmkit.lang.components import dataclass
 from gemmkit.plans.ahead import recorded
-from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import A100, H100, assumed
 from tests.ptx_machine.launch import Ptx
@@ -53,12 +52,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     allocate = room.empty_like
     monkeypatch.setattr(room, "empty_like", made)
-
-
-@pytest.fixture(autouse=True)
-def by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few the heads are."""
-    monkeypatch.setattr(room, "STAGGERED", 0)
 
 
 @pytest.fixture
@@ -485,7 +478,7 @@ def test_machine_code(name: str) -> None:
     else:
         dk, dv = (half(*x.shape) if name in results else None for name, x in (("k", k), ("v", v)))
         seen = None if mask is None else seen_from_keys(mask)
-        (plan,) = recorded(lambda: gradients_of_keys(dk, dv, None, q, k, v, do, lse, delta, *rest, seen, *same), H100, zeros=False)
+        (plan,) = recorded(lambda: gradients_of_keys(dk, dv, q, k, v, do, lse, delta, *rest, seen, *same), H100, zeros=False)
     entry = plan.launchable.entry()
     usage = entry.meta["usage"]
     assert usage["stack_bytes"] <= SPILLED.get(name, 0) and usage["registers"] == 168
@@ -494,33 +487,6 @@ def test_machine_code(name: str) -> None:
     assert not any(line.startswith(("LDL", "STL")) for line in (instructions(sass) if name not in SPILLED else itertools.chain(*found)))
     rounds = [len(one) for one in found]
     assert len(rounds) == len(most) and all(found <= limit for found, limit in zip(rounds, most)), rounds
-
-
-@pytest.mark.kin(1)
-@pytest.mark.compile
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("head_dim,mask,most", [(128, None, 970), (128, Causal(), 840), (64, None, 1290), (64, Causal(), 1330)], ids=str)
-def test_machine_code_of_one_kernel(head_dim: int, mask: Any, most: int) -> None:
-    """All gradients: in rounds without tests nothing spills, products run side by side, and TMA adds what is in shared memory."""
-    q, k, v, do, dk, dv = (half(2, 4, 512, head_dim) for _ in range(6))
-    sums, lse, delta = half(*q.shape, dtype=F32), half(2, 4, 512, dtype=F32), half(2, 4, 512, dtype=F32)
-    seen = None if mask is None else seen_from_keys(mask)
-    (plan,) = recorded(lambda: gradients_of_keys(dk, dv, sums, q, k, v, do, lse, delta, None, None, None, 0.125, seen, None, None, "bh",
-                                                 "bh", 1, 1), H100, zeros=False)
-    sass = disassemble(plan.launchable.entry().cubin)
-    rounds = [one for one in loops(sass) if any("HGMMA" in line for line in one) and not any("UTMASTG" in line for line in one)]
-    least = min(rounds, key=len)
-    assert len(least) <= most and not any(line.startswith(("LDL", "STL")) for line in least if head_dim == 64 or mask)
-    assert all(sum("WARPGROUP.ARRIVE" in line for line in one) == 5 for one in rounds)
-    assert sum(line.startswith("UTMAREDG") for line in instructions(sass)) == 8 and plan.launchable.waits
-
-
-@pytest.mark.parametrize("heads,rows,waits", [(1, 4096, True), (1, 512, True), (64, 4096, False), (256, 1024, False), (1, 131072, False)])
-def test_few_long_heads_take_two_kernels(heads: int, rows: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their tiles would wait for each other's additions."""
-    monkeypatch.setattr(room, "STAGGERED", 10)
-    info = describe(np.broadcast_to(np.float16(0), (1, heads, rows, 128)), "q")
-    assert room._is_staggered(info, info, H100) == waits
 
 
 BY_PTX: dict[str, dict[str, Any]] = {

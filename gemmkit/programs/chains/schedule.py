@@ -375,8 +375,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
     if chain.piece is not None and math.prod(mapping.cluster.values()) > 1:
         raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): rows of {chain.rows} are packed, so that tiles that "
                           "follow each other may be of two pieces; leave cluster out")
-    # Tiles add in the order of their rows: those of all heads go side by side, so that few wait for each other.
-    may_differ = chain.shrinks or (chain.piece is None if chain.added else chain.grows)
+    may_differ = chain.shrinks or (chain.grows and not chain.added)    # tiles add in the order of their rows
     if mapping.longest_first and not may_differ:
         raise ConfigError("Mapping(longest_first=True): the length of a tile does not grow with its rows; it does if a "
                           "condition bounds places from above by the row")
