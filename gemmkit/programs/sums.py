@@ -539,6 +539,10 @@ def share(chain: Chain, kernel: KernelLimits) -> None:
         raise refused(ConfigError, f"{cells[0].store.parameter.name}[...] += ... in rounds: kernels of TMA and wgmma have a "
                                    "place for it, and this one has not; use another program with tiles of these rows, or "
                                    "operands that TMA takes", cells[0].store.line)
+    if len(cells) > 1:
+        one, other = (c.store.parameter.name for c in cells[:2])
+        raise refused(ValueError, f"{other}[...] += ...: rounds add to {one} already, and have stages for one array; use "
+                                  "another program", cells[1].store.line)
     for c in cells:
         d, name, own = c.out, c.store.parameter.name, (*chain.own_stacks, chain.index)
         if tuple(c.store.key) != own or c.store.only is not None or len(c.store.parameter.shape) != len(own) + 1:

@@ -220,6 +220,7 @@ REFUSED: dict[str, tuple[dict[str, Any], gk.Mapping, type, str]] = {
     "lengths": ({}, gk.Mapping({"m": 48}), gk.ConfigError, "blocks of 48 along m, whose 16 columns are added to an array"),
     "parts": ({}, gk.Mapping({"m": 64}, warpgroups=2), gk.ConfigError, "2 warpgroups have no part of 64 rows each, or of a multiple of 64"),
     "multistage": ({}, gk.Mapping(kernel="multistage"), gk.ConfigError, "kernels of TMA and wgmma have a place for it"),
+    "rows": (dict(sums=half(2, 100, 17, dtype=F32)[..., :16]), ROUNDS, ValueError, "rows of whole 16 bytes to an array, and its stride along axis"),
     "shared memory": (dict(dk=GIVEN["sums"].view(F16)[:, :, :16]), ROUNDS, ValueError, "share memory"),
 }
 
@@ -251,7 +252,20 @@ def test_refused_programs() -> None:
             for m in gp.sequential(q.rows):
                 sums[m] = (k[n] @ q[m].T).astype(k.dtype).T @ k[n]
 
+    @gk.program
+    def twice(q: Any, k: Any, sums: Any, others: Any, d: Any) -> None:
+        for n in gp.parallel(k.rows):
+            acc = gp.zeros(n, q.columns)
+            for m in gp.sequential(q.rows):
+                w = (k[n] @ q[m].T).astype(k.dtype)
+                sums[m] += w.T @ k[n]
+                others[m] += w.T @ k[n]
+                acc += w @ q[m]
+            d[n] = acc
+
     given = half(100, 16), half(100, 16), half(100, 16, dtype=F32)
+    with assumed(H100), pytest.raises(ValueError, match=r"others\[...\] \+= ...: rounds add to sums already"):
+        twice.plan(*given, half(100, 16, dtype=F32), half(100, 16))
     for program, said in ((scaled, "is no product|reduces n, but a tile has only a part"), (of_rows, r"rounds add to their own rows, \[m\]"),
                           (stored, "add it to an array: x\\[m\\] \\+=")):
         with assumed(H100), pytest.raises(ValueError, match=said) as error:
