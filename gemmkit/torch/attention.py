@@ -179,14 +179,16 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
     return tuple(found) if return_lse else found[0]
 
 
-def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
-    """`attention` of (batch, rows, heads, head size), wherever the tensors begin: one that begins at no multiple of 16 bytes
-    is copied first. Its masks have their names before a compiler asks (PyTorch 2.11's takes no mask for a constant)."""
+def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
+                    score: Score | None = None) -> Any:
+    """`attention` of (batch, rows, heads, head size), with a score where no compiler looks on. Tensors may begin anywhere:
+    one that begins at no multiple of 16 bytes is copied first. Masks have their names before a compiler asks (PyTorch
+    2.11's takes no mask for a constant)."""
     q, k, v = autocast(q, k, v)
     if torch.compiler.is_compiling():
         return _OPERATOR(q, k, v, None, None, None, kind=KINDS[1 if is_causal else 0], scale=scale, layout="bnhd")[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
-    return _attended(q, k, v, CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
+    return _attended(q, k, v, CAUSAL if is_causal else None, score, scale, "bnhd", None, None, None, None, False)
 
 
 def recorded(q: Any, k: Any, v: Any, out: Any, stream: Any, **more: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
+from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, Residual, SiLU, Tanh
 from gemmkit.functions.matmul import Door
 from gemmkit.functions.matmul import matmul as plain_matmul
 from gemmkit.layouts import GroupQuantised
@@ -119,6 +119,16 @@ def _operator(activation: str | None, has_bias: bool, mapping: str | None) -> Pr
     return op(name=name, epilogue=lambda bias: Bias(bias) | after, **how)
 
 
+@functools.cache
+def _adding() -> ProductOperator:
+    return op(name="linear_with_residual", epilogue=lambda bias, residual: Bias(bias) | Residual(residual))
+
+
+def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> Any:
+    """``x W^T + bias + y`` of (..., K), (N, K), (N,) and (..., N) of one dtype, rounded once."""
+    return _adding().of_one_dtype(_rows(x), weight.mT, None, bias, _rows(y)).view(y.shape)
+
+
 def check_width(x: torch.Tensor, in_features: int) -> None:
     """Raise ValueError for an x whose last dimension is not ``in_features``."""
     if not x.dim() or x.shape[-1] != in_features:
@@ -188,6 +198,10 @@ class Linear(torch.nn.Linear):
         own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
+        return self.computed(x, weight, bias)
+
+    def computed(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """`forward` with these parameters."""
         found = self._again(x, weight, bias)
         if found is not None:
             return found

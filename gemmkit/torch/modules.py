@@ -17,10 +17,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
+from gemmkit.kernels.masks import Score, ScoreBias
 from gemmkit.torch.attention import attends, causal_or_plain
 from gemmkit.torch.grouped import experts
-from gemmkit.torch.layers import Linear, QuantisedLinear
-from gemmkit.torch.product import NARROW, is_here
+from gemmkit.torch.layers import Linear, QuantisedLinear, added
+from gemmkit.torch.product import NARROW, is_here, records
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
 _DATA = torch.Tensor, torch.nn.Parameter
@@ -141,6 +142,56 @@ class FastLinear(Replaced, Linear):
         return str(torch.nn.Linear.extra_repr(self))
 
 
+class HeldLinear(Linear):
+    """The product of a module within another, with an activation. Its parameters are that module's, whichever it has at a
+    call; those of transformers' Conv1D are (in, out)."""
+
+    def __init__(self, module: Any, activation: str | None = None):
+        inputs, outputs = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
+        super().__init__(inputs, outputs, module.bias is not None, activation, "meta")
+        self._parameters, self.is_transposed = module._parameters, is_conv1d(module)
+
+    def takes(self, module: Any, x: object) -> bool:
+        """Whether x is rows for it, and ``module`` still the one whose product it is."""
+        weight, bias = (self._parameters.get(name) for name in ("weight", "bias"))
+        return (module._parameters is self._parameters and weight is not None and isinstance(x, torch.Tensor)
+                and not is_observed(module) and takes(x, weight, bias) and x.shape[-1] == self.in_features)
+
+    def adds(self, x: torch.Tensor, y: object) -> bool:
+        """Whether `added` takes y, too."""
+        bias = self._parameters["bias"]
+        return (isinstance(y, torch.Tensor) and bias is not None and x.dim() > 1 and not _casts(x) and y.dtype == x.dtype
+                and y.device == x.device and y.shape == (*x.shape[:-1], self.out_features))
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        own: Any = self._parameters
+        return added(x, own["weight"].mT if self.is_transposed else own["weight"], own["bias"], y)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        own: Any = self._parameters
+        return self.computed(x, own["weight"].mT if self.is_transposed else own["weight"], own["bias"])
+
+
+class FastConv1D(Replaced):
+    """transformers' Conv1D, a Linear whose weight is (in, out)."""
+
+    what = "gk.torch.Linear"
+
+    def begin(self, *said: str) -> None:
+        self.__dict__["_gemmkit_linear"] = HeldLinear(self)    # (a module of this one would have a name in `state_dict`)
+
+    def end(self) -> None:
+        del self.__dict__["_gemmkit_linear"]
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        linear, x = self.__dict__["_gemmkit_linear"], args[0] if len(args) == 1 and not keywords else None
+        own: Any = self._parameters                                          # type: ignore[attr-defined]
+        if x is None or linear._parameters is not own or not takes(x, own["weight"], own["bias"]) or (
+                x.shape[-1] != linear.in_features):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        return linear(x)
+
+
 class FastLayerNorm(Replaced, torch.nn.LayerNorm):
     what = "gk.torch.layernorm"
 
@@ -232,6 +283,53 @@ class FastGatedMLP(Replaced):
         return own[down](glu(args[0], w.mT, v.mT, activation))
 
 
+class FastMLP(Replaced):
+    """``down(activation(up(x)))``, or without ``down``; modules of these names, between which dropout may be."""
+
+    what = "gk.torch.Linear with its activation"
+
+    def begin(self, *said: str) -> None:
+        self._gemmkit_mlp = said                       # the activation; the names of up, of the activation, of down or ""
+        self.__dict__["_gemmkit_up"] = HeldLinear(self._modules[said[1]], said[0])    # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        del self._gemmkit_mlp, self.__dict__["_gemmkit_up"]
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        _, up, activation, down = self._gemmkit_mlp
+        own, held = self._modules, self.__dict__["_gemmkit_up"]              # type: ignore[attr-defined]
+        if len(args) != 1 or keywords or not held.takes(own[up], args[0]) or is_observed(own[activation]) or drops(self):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        found = held(args[0])
+        return own[down](found) if down else found
+
+
+class FastOutput(Replaced):
+    """``norm(linear(x) + y)`` of modules of these names, as BERT's layers end: y is added by the product."""
+
+    what = "gk.torch.Linear with a residual"
+
+    def begin(self, *said: str) -> None:
+        self._gemmkit_output = said                    # the names of the product and of the norm
+        self.__dict__["_gemmkit_linear"] = HeldLinear(self._modules[said[0]])         # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        del self._gemmkit_output, self.__dict__["_gemmkit_linear"]
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        product, norm = self._gemmkit_output
+        own, held = self._modules, self.__dict__["_gemmkit_linear"]          # type: ignore[attr-defined]
+        if len(args) != 2 or keywords or torch.compiler.is_compiling() or not held.takes(own[product], args[0]) or drops(
+                self) or not held.adds(*args):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        return own[norm](held.added(*args))
+
+
+def drops(module: Any) -> bool:
+    """Whether dropout of a module's own changes what it computes."""
+    return module.training and any(isinstance(m, torch.nn.Dropout) and m.p for m in module._modules.values())
+
+
 class JoinedLinear:
     """One product for modules of one input: their weights are rows of one matrix, which the parameters are views of.
 
@@ -311,41 +409,48 @@ class JoinedLinear:
 
 
 class FastQKV(Replaced):
-    """Attention whose `QKV` are one product where no gradient is recorded."""
+    """Attention whose queries, keys and values (`QKV`) are one product where no gradient is recorded."""
 
     what = "gk.torch.Linear, one for q, k and v"
 
     def begin(self, *said: str) -> None:
         own: Any = self._modules                                             # type: ignore[attr-defined]
-        held = [own[name] for name in QKV]
+        self._gemmkit_names = said
+        held = [own[name] for name in said]
         self._gemmkit_joined = JoinedLinear(held)
         for place, m in enumerate(held):
             m._gemmkit_joined = self._gemmkit_joined, place
 
     def end(self) -> None:
         own: Any = self._modules                                             # type: ignore[attr-defined]
-        held = [own[name] for name in QKV]
+        held = [own[name] for name in self._gemmkit_names]
         self._gemmkit_joined.part(held)
         for m in held:
             m.__dict__.pop("_gemmkit_joined", None)
-        del self._gemmkit_joined
+        del self._gemmkit_joined, self._gemmkit_names
 
     def forward(self, *args: object, **keywords: object) -> Any:
         joined, own = self._gemmkit_joined, self._modules                    # type: ignore[attr-defined]
         x = keywords.get("hidden_states", args[0] if args else None)
-        if joined.linear is None or not joined.computed([own[name] for name in QKV], x):
+        if joined.linear is None or not joined.computed([own[name] for name in self._gemmkit_names], x):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         try:
             found = super().forward(*args, **keywords)                        # type: ignore[misc]
         finally:
             joined.held = None
-        if joined.count < len(QKV):                        # keys of another input: the product served not all
+        if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all
             joined.linear = None
         return found
 
 
 #: Names of the modules whose products attention computes of one input.
-QKV = "q_proj", "k_proj", "v_proj"
+QKV = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
+
+
+def qkv_of(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names of a module's products of queries, keys and values; None if it has none."""
+    own = module._modules
+    return next((names for names in QKV if all(isinstance(own.get(name), torch.nn.Linear) for name in names)), None)
 
 
 class FastExperts(Replaced):
@@ -382,6 +487,35 @@ def is_linear(module: object) -> bool:
     return isinstance(module, torch.nn.Linear) and type(module).forward in (torch.nn.Linear.forward, FastLinear.forward)
 
 
+def is_conv1d(module: object) -> bool:
+    """Whether a module is what transformers calls Conv1D."""
+    own = module._parameters if isinstance(module, torch.nn.Module) and not module._modules else {}
+    weight, bias = own.get("weight"), own.get("bias")
+    return (any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and weight is not None and bias is not None
+            and weight.dim() == 2 and bias.shape == weight.shape[1:])
+
+
+def mlp_of(module: torch.nn.Module) -> tuple[str, str, str] | None:
+    """The names of the modules of what may be `FastMLP`: one or two products, one module without parameters, and dropout."""
+    products = [name for name, m in module._modules.items() if isinstance(m, torch.nn.Linear) or is_conv1d(m)]
+    others = {name: m for name, m in module._modules.items() if name not in products}
+    between = [name for name, m in others.items() if not isinstance(m, torch.nn.Dropout)]
+    if len(between) != 1 or len(products) not in (1, 2) or module._parameters or any(
+            m is None or m._modules or m._parameters for m in others.values()):
+        return None
+    return products[0], between[0], products[1] if len(products) == 2 else ""
+
+
+def output_of(module: torch.nn.Module) -> tuple[str, str] | None:
+    """The names of the modules of what may be `FastOutput`: a product, a layer norm, and dropout."""
+    kinds = {name: next((k for k in (torch.nn.Linear, torch.nn.LayerNorm, torch.nn.Dropout) if isinstance(m, k)), None)
+             for name, m in module._modules.items()}
+    of = {kind: [name for name, k in kinds.items() if k is kind] for kind in (torch.nn.Linear, torch.nn.LayerNorm, None)}
+    if module._parameters or [len(names) for names in of.values()] != [1, 1, 0]:
+        return None
+    return of[torch.nn.Linear][0], of[torch.nn.LayerNorm][0]
+
+
 # --------------------------------------------------------------------------------------------------
 # Attention.
 
@@ -407,9 +541,10 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
 
 
-def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
+def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
+          score: Score | None = None) -> Any:
     """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
-    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale)
+    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale, score)
 
 
 #: The name of gemmkit's attention among those of transformers.
@@ -435,7 +570,12 @@ def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Te
         if causal and key.shape[2] != queries:
             raise ValueError(f"{queries} queries see {key.shape[2]} keys of a KVCache without a mask; give the model an "
                              "attention_mask of all keys")
-    if attention_mask is None and not dropout and all(keywords.get(name) is None for name in ("position_bias", "softcap")):
+    bias, plain = keywords.get("position_bias"), attention_mask is None and not dropout and keywords.get("softcap") is None
+    if plain and isinstance(bias, torch.Tensor) and not causal and not torch.compiler.is_compiling() and not records(bias):
+        shape = 1, query.shape[1], queries, key.shape[2]            # of each head; T5 adds it to the scores
+        if bias.shape == shape and takes(query, key, value, bias) and attends(query, key, value, False, True):
+            return _bnhd(query, key, value, False, scaling, ScoreBias(bias.detach()[0])), None
+    if plain and bias is None:
         cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
         k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
         if takes(query, k, v) and attends(query, k, v, bool(causal), True):
@@ -490,11 +630,11 @@ def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def of_plain_layers(module: torch.nn.Module) -> Iterator[None]:
-    """The module with plain layers in place of packed ones, for parameters that are given to it."""
+    """The module with plain layers in place of packed ones and Conv1D, for parameters that are given to it."""
     before = dict(module._modules)
     try:
         for name, held in before.items():
-            if isinstance(held, QuantisedLinear):
+            if isinstance(held, QuantisedLinear) or is_conv1d(held):
                 module._modules[name] = torch.nn.Linear(1, 1, bias=held.bias is not None)
         yield
     finally:
@@ -518,14 +658,15 @@ def unobserved(module: torch.nn.Module) -> Iterator[None]:
 
 
 def has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
-                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any], more: tuple[Any, ...] = ()) -> bool:
+                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any], more: tuple[Any, ...] = (),
+                 modes: tuple[bool, ...] = (False, True)) -> bool:
     """Whether a module computes a formula of its first argument and its parameters: on drawn numbers, tiny ones and large
-    ones, in training and else. ``more`` are its other arguments."""
+    ones, in training and else (``modes``). ``more`` are its other arguments."""
     drawn = torch.Generator().manual_seed(0)
     for size in (1e-3, 1.0, 30.0):
         given = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
         x = size * torch.randn(4, 8, generator=drawn)
-        for training in (False, True):
+        for training in modes:
             try:
                 with torch.no_grad(), in_mode(module, training), unobserved(module), torch.autocast("cpu", enabled=False):
                     found = torch.func.functional_call(module, given, (x, *more))
@@ -643,15 +784,16 @@ def compared_packed(module: torch.nn.Module, layer: QuantisedLinear, x: torch.Te
 
 def compared_joined(module: torch.nn.Module, x: torch.Tensor) -> str:
     """Why the products of an attention's queries, keys and values may not be one; "" where they may."""
-    held: list[Any] = [module._modules[name] for name in QKV]
     joined: Any = module._gemmkit_joined
+    names: Any = module._gemmkit_names
+    held: list[Any] = [module._modules[name] for name in names]
     with torch.no_grad(), unobserved(module), _exactly():
         own = [m(x) for m in held]
         if not joined.computed(held, x):
             return "its products cannot be one"
         found = [m(x) for m in held]
         joined.held = None
-        for name, m, one, other in zip(QKV, held, found, own):
+        for name, m, one, other in zip(names, held, found, own):
             exact = F.linear(x.float(), m.weight.float(), None if m.bias is None else m.bias.float())
             size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
             off, theirs = (float(((y.float() - exact).abs() / size).max()) for y in (one, other))
