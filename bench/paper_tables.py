@@ -1,5 +1,4 @@
-"""Tables of mixed.json (with ncu/diagonal.json), rivals.json and networks.json, which `python -m bench.asked --into` writes into
-pages.
+"""Tables of mixed.json (with ncu/diagonal.json), rivals.json and networks.json; `python -m bench.asked --into` writes them.
 
 They stand in docs/experiments.md and docs/peers.md, each between the marks that `marks` gives.
 """
@@ -36,8 +35,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def measured_on(content: Mapping[str, Any]) -> str:
     pairs = ", ".join(str(n) for n in sorted({row["pairs"] for row in content["rows"] if "pairs" in row}))
-    return (f"On {content['device']}, driver {content['driver']}; measured {content['date'][:16].replace('T', ' ')}, "
-            f"pairs a row: {pairs}. Ratios: the peer's time over ours.")
+    return (f"On {content['device']}, driver {content['driver']}; measured {content['date'][:16].replace('T', ' ')}"
+            f"{', pairs a row: ' * bool(pairs)}{pairs}. Ratios: the peer's time over ours.")
 
 
 def grid(rows: Sequence[Row], column: str, titles: Mapping[str, str]) -> list[str]:
@@ -139,7 +138,8 @@ def networks(content: Mapping[str, Any]) -> Iterator[str]:
              "best, of PyTorch's best"]
     yield from (measured_on(content), "", *table(heads, rows))
     if gains:
-        yield f"The paper's attention alone gains up to 1.59 on an A6000; here it gains {min(gains):.2f} to {max(gains):.2f}."
+        found = f"{min(gains):.2f} to {max(gains):.2f}"
+        yield f"The paper's attention alone gains up to 1.59 on an A6000; here it gains {found}."
 
 
 def failures(content: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, Residual, SiLU, Tanh
+from gemmkit.epilogues import GELU, Bias, Elementwise, Epilogue, ReLU, Residual, SiLU, Tanh
+from gemmkit.epilogues.activations import gelu_of_16_bits, gelu_tanh_of_16_bits
 from gemmkit.functions.matmul import Door
 from gemmkit.functions.matmul import matmul as plain_matmul
 from gemmkit.layouts import GroupQuantised
@@ -99,6 +100,9 @@ ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh":
                                     "tanh": Tanh()}
 
 
+#: Those that have a shorter form for results of 16 bits.
+SHORTER = {"gelu": Elementwise(gelu_of_16_bits), "gelu_tanh": Elementwise(gelu_tanh_of_16_bits)}
+
 #: The same by PyTorch, for where a gradient is wanted.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
                                               "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu,
@@ -117,6 +121,12 @@ def _operator(activation: str | None, has_bias: bool, mapping: str | None) -> Pr
     if after is None:
         return op(name=name, epilogue=lambda bias: Bias(bias), **how)
     return op(name=name, epilogue=lambda bias: Bias(bias) | after, **how)
+
+
+@functools.cache
+def of_16_bits(activation: str) -> ProductOperator:
+    """A product with a bias and an activation of `SHORTER`, for results of 16 bits that no gradient is wanted of."""
+    return op(name=f"linear_{activation}_of_16_bits", epilogue=lambda bias: Bias(bias) | SHORTER[activation])
 
 
 @functools.cache

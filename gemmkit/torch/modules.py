@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from gemmkit.kernels.masks import Score, ScoreBias
 from gemmkit.torch.attention import attends, causal_or_plain
 from gemmkit.torch.grouped import experts
-from gemmkit.torch.layers import Linear, QuantisedLinear, added
+from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, of_16_bits
 from gemmkit.torch.product import NARROW, is_here, records
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
@@ -150,6 +150,11 @@ class HeldLinear(Linear):
         inputs, outputs = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
         super().__init__(inputs, outputs, module.bias is not None, activation, "meta")
         self._parameters, self.is_transposed = module._parameters, is_conv1d(module)
+
+    def _find_operators(self) -> None:
+        super()._find_operators()
+        if self.activation in SHORTER and self._parameters["bias"] is not None:
+            self._multiply = of_16_bits(self.activation)           # of what it takes, results have 16 bits
 
     def takes(self, module: Any, x: object) -> bool:
         """Whether x is rows for it, and ``module`` still the one whose product it is."""

@@ -53,7 +53,7 @@ def test_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["work"] == "DistilBERT 2 x 9, eager" and row["error"] < 0.005 and row["group"] == "networks"
         assert row["us"].keys() == {"unfused", "torch", "attention", "ours"}
         monkeypatch.setattr(models, "accelerated", lambda model: model.transformer.layer[0].ffn.lin2.weight.mul_(1.2))
-        with pytest.raises(ValueError, match="hidden states of ours differ by"):
+        with pytest.raises(ValueError, match="hidden states of ours are off by"):
             models.network_rows("DistilBERT", OPTIONS)
 
 
