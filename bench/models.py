@@ -269,7 +269,7 @@ _SMALL = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, interm
 SEQUENCES, WORDS = 32, 384
 #: Rows of a network: gemmkit's ways, and PyTorch's.
 _OURS, _THEIRS = ("ours graph", "backend graph"), ("torch graph", "torch compiled graph")
-WAYS = [("", True, _OURS, _THEIRS), (", of unfused", True, _OURS, ("unfused graph",)),
+WAYS = [("", True, _OURS, _THEIRS),
         (", attention alone", True, ("attention graph",), ("unfused graph",)),
         (", backend", True, ("backend graph",), ("torch compiled graph",)), (", eager", False, ("ours",), ("torch",))]
 
