@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from gemmkit.torch import checkpoints, modules
+from gemmkit.torch.attention import NAME, register_attention
 from gemmkit.torch.layers import FUNCTIONS, QuantisedLinear
 from gemmkit.torch.modules import (
     HOOKS,
@@ -361,11 +362,11 @@ class _Work:
         if why:
             self.report.entries.append(Outcome(name, kind, "", why))
             return
-        modules.register_attention()
+        register_attention()
         before = {key: config._attn_implementation for key, config in _configurations(outer)}
-        wanted = {key: modules.NAME if name == "sdpa" else name for key, name in before.items()}
-        outer.set_attn_implementation(wanted if len(wanted) > 1 else modules.NAME)
-        if outer.config._attn_implementation != modules.NAME:
+        wanted = {key: NAME if name == "sdpa" else name for key, name in before.items()}
+        outer.set_attn_implementation(wanted if len(wanted) > 1 else NAME)
+        if outer.config._attn_implementation != NAME:
             self.report.entries.append(Outcome(name, kind, "", "the model does not take another attention function"))
             return
         self.report._attention = outer, before
@@ -488,7 +489,7 @@ def _refusal_of_packed(module: torch.nn.Module, has_parent: bool) -> str:
 
 def _refusal_of_attention(model: torch.nn.Module) -> str:
     now = getattr(model.config, "_attn_implementation", None)
-    if now == modules.NAME:
+    if now == NAME:
         return "computes by gemmkit already"
     if now != "sdpa":
         return f"its attention is {now!r}; load the model with attn_implementation='sdpa'"

@@ -17,35 +17,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from gemmkit.kernels.masks import Score, ScoreBias
-from gemmkit.torch.attention import attends, causal_or_plain
+from gemmkit.torch.attention import register_attention, scaled_dot_product_attention
 from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, of_16_bits
-from gemmkit.torch.product import NARROW, is_here, records
+from gemmkit.torch.product import DATA, NARROW, casts, is_here, takes
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
-
-_DATA = torch.Tensor, torch.nn.Parameter
-
-
-def _casts(x: torch.Tensor) -> bool:
-    return bool(torch.is_autocast_enabled(x.device.type))
-
-
-def takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, alike or cast by ``torch.autocast``.
-
-    Products of float32 stay PyTorch's, whose setting says whether they may use TF32. Sharded parameters (``DTensor``) and
-    other subclasses of tensors multiply in their own way.
-    """
-    if not isinstance(x, torch.Tensor) or not is_here(x) or not x.dim() or not x.numel():
-        return False
-    if _casts(x):
-        if x.dtype not in (*NARROW, torch.float32) or torch.get_autocast_dtype(x.device.type) not in NARROW:
-            return False
-        return all(p is None or (type(p) in _DATA and p.dtype in (*NARROW, torch.float32) and p.device == x.device)
-                   for p in parameters)
-    return x.dtype in NARROW and all(p is None or (type(p) in _DATA and p.dtype == x.dtype and p.device == x.device)
-                                     for p in parameters)
 
 
 def _is_row(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
@@ -53,7 +29,7 @@ def _is_row(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     if not isinstance(x, torch.Tensor) or torch.compiler.is_compiling() or not is_here(x) or not x.numel():
         return False
     return x.dtype in (*NARROW, torch.float32) and (
-        weight is None or (type(weight) in _DATA and weight.device == x.device))
+        weight is None or (type(weight) in DATA and weight.device == x.device))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -165,7 +141,7 @@ class HeldLinear(Linear):
     def adds(self, x: torch.Tensor, y: object) -> bool:
         """Whether `added` takes y, too."""
         bias = self._parameters["bias"]
-        return (isinstance(y, torch.Tensor) and bias is not None and x.dim() > 1 and not _casts(x) and y.dtype == x.dtype
+        return (isinstance(y, torch.Tensor) and bias is not None and x.dim() > 1 and not casts(x) and y.dtype == x.dtype
                 and y.device == x.device and y.shape == (*x.shape[:-1], self.out_features))
 
     def added(self, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -203,7 +179,7 @@ class FastLayerNorm(Replaced, torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> Any:
         weight, bias = self.weight, self.bias
         if _is_row(input, weight) and input.shape[-1] == self.normalized_shape[0] and all(
-                p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and _casts(input))
+                p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and casts(input))
                 for p in (weight, bias)):
             return layernorm(input, weight, bias, eps=self.eps)
         return torch.nn.LayerNorm.forward(self, input)
@@ -222,7 +198,7 @@ class FastRMSNorm(Replaced, torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> Any:
         weight, eps = self.weight, self.eps
-        widened = isinstance(x, torch.Tensor) and x.is_cuda and _casts(x)
+        widened = isinstance(x, torch.Tensor) and x.is_cuda and casts(x)
         if _is_row(x, weight) and x.shape[-1] == self.normalized_shape[0] and (
                 weight is None or weight.dtype == x.dtype or widened):
             if eps is None:
@@ -379,7 +355,7 @@ class JoinedLinear:
         if not self.is_whole(held):
             self.linear = None                             # moved, or replaced: the matrix is held for nothing
             return False
-        if not isinstance(x, torch.Tensor) or not takes(x, linear.weight) or _casts(x) or x.dim() < 2 or (
+        if not isinstance(x, torch.Tensor) or not takes(x, linear.weight) or casts(x) or x.dim() < 2 or (
                 x.shape[-1] != linear.in_features or any(is_observed(m) for m in held)):
             return False
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for m in held for p in m.parameters())):
@@ -395,7 +371,7 @@ class JoinedLinear:
             for m, size in zip(held, self.sizes):
                 p = m._parameters.get(name)
                 if (p is None) != (whole is None) or (p is not None and (
-                        type(p) not in _DATA or p.dtype != whole.dtype or p.data_ptr() != at or len(p) != size)):
+                        type(p) not in DATA or p.dtype != whole.dtype or p.data_ptr() != at or len(p) != size)):
                     return False
                 at += 0 if p is None else p.numel() * p.element_size()
         return True
@@ -519,102 +495,6 @@ def output_of(module: torch.nn.Module) -> tuple[str, str] | None:
     if module._parameters or [len(names) for names in of.values()] != [1, 1, 0]:
         return None
     return of[torch.nn.Linear][0], of[torch.nn.LayerNorm][0]
-
-
-# --------------------------------------------------------------------------------------------------
-# Attention.
-
-def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-                                 scale: float | None = None, enable_gqa: bool = False) -> Any:
-    """``torch.nn.functional.scaled_dot_product_attention``, by `gemmkit.torch.attention` for what that takes.
-
-    gemmkit computes (batch, heads, rows, head size) of float16 and bfloat16 without a mask tensor and without dropout, of
-    head sizes that are multiples of 8 up to 256; a causal mask needs as many queries as keys. PyTorch computes the rest.
-    Arguments, results and errors are PyTorch's. A tensor that begins at no multiple of 16 bytes is copied first.
-
-    >>> import torch, gemmkit as gk, gemmkit.torch
-    >>> q = k = v = torch.ones(1, 2, 3, 64).half()
-    >>> with gk.emulate():
-    ...     gk.torch.scaled_dot_product_attention(q, k, v, is_causal=True).shape
-    torch.Size([1, 2, 3, 64])
-    """
-    is_plain = attn_mask is None and not dropout_p and takes(query, key, value)
-    if is_plain and attends(query, key, value, is_causal, enable_gqa):
-        return _bnhd(query, key, value, is_causal, scale).transpose(1, 2)
-    more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
-
-
-def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
-          score: Score | None = None) -> Any:
-    """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
-    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale, score)
-
-
-#: The name of gemmkit's attention among those of transformers.
-NAME = "gemmkit"
-
-
-def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                              attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-                              is_causal: bool | None = None, **keywords: Any) -> tuple[Any, None]:
-    """What transformers calls: (batch, heads, rows, head size) to (batch, rows, heads, head size). It computes what
-    transformers' "sdpa" computes, and leaves masks, dropout and biases to that."""
-    queries, stored = query.shape[2], getattr(key, "_gemmkit_stored", None)
-    causal = queries > 1 and attention_mask is None and (
-        getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if stored is not None:                              # of a KVCache, which has all of its keys and their number
-        if not stored.is_current:
-            raise ValueError("keys of a KVCache are read after tokens have been appended; read them in the step that "
-                             "returned them")
-        if attention_mask is None and not dropout and takes(query) and all(
-                keywords.get(name) is None for name in ("position_bias", "softcap")):
-            return stored.attention(query.transpose(1, 2), bool(causal), scaling), None
-        key, value = stored.plain()
-        if causal and key.shape[2] != queries:
-            raise ValueError(f"{queries} queries see {key.shape[2]} keys of a KVCache without a mask; give the model an "
-                             "attention_mask of all keys")
-    bias, plain = keywords.get("position_bias"), attention_mask is None and not dropout and keywords.get("softcap") is None
-    if plain and isinstance(bias, torch.Tensor) and not causal and not torch.compiler.is_compiling() and not records(bias):
-        shape = 1, query.shape[1], queries, key.shape[2]            # of each head; T5 adds it to the scores
-        if bias.shape == shape and takes(query, key, value, bias) and attends(query, key, value, False, True):
-            return _bnhd(query, key, value, False, scaling, ScoreBias(bias.detach()[0])), None
-    if plain and bias is None:
-        cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
-        k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
-        if takes(query, k, v) and attends(query, k, v, bool(causal), True):
-            return _bnhd(query, k, v, bool(causal), scaling), None
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    found: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,
-                                                     scaling=scaling, is_causal=is_causal, **keywords)
-    return found
-
-
-def register_attention() -> None:
-    """Make gemmkit's attention known to transformers, with the masks of "sdpa": None where a mask is plainly causal.
-
-    Raises ImportError for a transformers that has no interface of attention functions (before 4.53).
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attention_of_transformers)
-    AttentionMaskInterface.register(NAME, mask_of_transformers)
-
-
-def mask_of_transformers(*args: Any, **said: Any) -> torch.Tensor | None:
-    """The mask of "sdpa", and none for one query that sees all keys. transformers leaves that out, too, but not in a graph
-    that is captured or compiled (5.17), where a mask would keep gemmkit from reading a `KVCache`."""
-    from transformers.masking_utils import sdpa_mask
-
-    queries = said["q_length"] if "q_length" in said else len(said.get("cache_position", ()))
-    local = said.get("local_size")
-    if (not args and queries == 1 and said.get("allow_is_causal_skip", True) and said.get("attention_mask") is None
-            and (local is None or said["kv_length"] < local)):
-        return None
-    found: torch.Tensor | None = sdpa_mask(*args, **said)
-    return found
 
 
 # --------------------------------------------------------------------------------------------------

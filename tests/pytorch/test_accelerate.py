@@ -15,6 +15,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from gemmkit.torch import QuantisedLinear, accelerate, modules, scaled_dot_product_attention  # noqa: E402
+from gemmkit.torch.attention import attention_of_transformers, mask_of_transformers  # noqa: E402
 from tests.support import checkpoints  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
@@ -707,7 +708,7 @@ def test_attention_of_transformers(queries: int, keys: int, device: str) -> None
     """A prompt, a token, and a prompt in front of an empty static cache: (batch, rows, heads, size), contiguous."""
     q = torch.randn(2, queries, 4, 16, device=device).half().transpose(1, 2)
     k, v = (torch.randn(2, 2, keys, 16, device=device).half() for _ in range(2))
-    found, weights = modules.attention_of_transformers(Interface, q, k, v, None, scaling=0.25)
+    found, weights = attention_of_transformers(Interface, q, k, v, None, scaling=0.25)
     end = min(queries, keys) if queries > 1 else keys
     wide = [x.double().repeat_interleave(4 // x.shape[1], 1) for x in (q, k[:, :, :end], v[:, :, :end])]
     near([found.double()], [F.scaled_dot_product_attention(*wide, is_causal=queries > 1, scale=0.25).transpose(1, 2)], 3e-3)
@@ -723,11 +724,36 @@ def test_attention_with_a_bias(batch: int, device: str) -> None:
 
     q, k, v = (torch.randn(2, 7, 4, 16, device=device).half().transpose(1, 2) for _ in range(3))
     bias = torch.randn(batch, 4, 7, 7, device=device).half()
-    run = set(functions_run(lambda: modules.attention_of_transformers(Encoder, q, k, v, None, scaling=1.0, position_bias=bias)))
+    run = set(functions_run(lambda: attention_of_transformers(Encoder, q, k, v, None, scaling=1.0, position_bias=bias)))
     assert ("causal_or_plain" in run) == (batch == 1)
-    found, _ = modules.attention_of_transformers(Encoder, q, k, v, None, scaling=1.0, position_bias=bias)
+    found, _ = attention_of_transformers(Encoder, q, k, v, None, scaling=1.0, position_bias=bias)
     wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), bias.double(), scale=1.0).transpose(1, 2)
     near([found.double()], [wanted], 3e-3)
+
+
+@on_devices
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_padding(causal: bool, device: str) -> None:
+    """A mask of "sdpa" that hides padding is gemmkit's: in front, behind, and with a gap. Any other mask is PyTorch's."""
+    class Attention:
+        is_causal = causal
+
+    masks = pytest.importorskip("transformers").masking_utils
+    q, k, v = (torch.randn(3, 70, 2, 16, device=device).half().transpose(1, 2) for _ in range(3))
+    padded = torch.ones(3, 70, dtype=torch.long, device=device)
+    padded[0, 50:] = padded[1, :9] = padded[2, 20:31] = 0
+    function = masks.causal_mask_function if causal else masks.bidirectional_mask_function
+    said = dict(batch_size=3, kv_length=70, kv_offset=0, mask_function=function, device=device, attention_mask=padded.bool())
+    said |= dict(q_length=70, q_offset=0) if "q_length" in inspect.signature(masks.sdpa_mask).parameters else dict(
+        cache_position=torch.arange(70, device=device))
+    mask = mask_of_transformers(**said)
+    names = set(functions_run(lambda: attention_of_transformers(Attention, q, k, v, mask, scaling=0.25)))
+    assert "causal_or_plain" in names
+    found, _ = attention_of_transformers(Attention, q, k, v, mask, scaling=0.25)
+    other, _ = attention_of_transformers(Attention, q, k, v, mask.clone(), scaling=0.25)          # which says nothing
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask, scale=0.25).transpose(1, 2)
+    sees = mask.any(-1).transpose(1, 2)[..., None].expand_as(wanted)
+    near([found[sees].double(), other[sees].double()], [wanted[sees]] * 2, 3e-3)
 
 
 # -- transformers ---------------------------------------------------------------------------------------------------------
@@ -853,10 +879,10 @@ def test_masks_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     for tracing in (False, True):
         if tracing:
             monkeypatch.setattr(masks, "is_tracing", lambda *_: True, raising=False)
-        assert modules.mask_of_transformers(**said) is None
-        assert modules.mask_of_transformers(**said, local_size=6) is None
+        assert mask_of_transformers(**said) is None
+        assert mask_of_transformers(**said, local_size=6) is None
         for more in (dict(attention_mask=padding), dict(allow_is_causal_skip=False), dict(local_size=3)):
-            assert torch.equal(modules.mask_of_transformers(**said, **more), masks.sdpa_mask(**said, **more))
+            assert torch.equal(mask_of_transformers(**said, **more), masks.sdpa_mask(**said, **more))
 
 
 class _Loss(nn.Module):
