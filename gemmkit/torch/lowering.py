@@ -303,17 +303,14 @@ class _Step(NamedTuple):
 
 
 def _shorter(node: Node) -> tuple[Any, str]:
-    """What a function of fewer instructions computes a node of, and its name: GELU, by name or 0.5 x (erf(x / sqrt 2) + 1)
-    as Inductor writes it, and 1 + tanh(x)."""
-    def parts(x: object, target: object, constant: float) -> Any:
+    """What a shorter function computes a node of, and its name: GELU, also as Inductor writes it, and 1 + tanh(x)."""
+    def parts(x: Any, target: object, constant: float) -> Any:
         """What a node computes with a constant."""
-        if not isinstance(x, Node) or x.target is not target or len(x.args) != 2 or x.kwargs:
-            return None
-        return x.args[0] if isinstance(x.args[1], (int, float)) and abs(x.args[1] - constant) < 1e-9 else None
+        is_one = isinstance(x, Node) and x.target is target and len(x.args) == 2 and not x.kwargs
+        return x.args[0] if is_one and not isinstance(x.args[1], Node) and abs(x.args[1] - constant) < 1e-9 else None
 
     if node.target is aten.gelu.default:
-        is_exact = node.kwargs.get("approximate", "none") == "none"
-        return node.args[0], "gelu_of_16_bits" if is_exact else "gelu_tanh_of_16_bits"
+        return node.args[0], "gelu_tanh_of_16_bits" if node.kwargs.get("approximate") == "tanh" else "gelu_of_16_bits"
     after = parts(node, aten.add.Tensor, 1.0)
     if isinstance(after, Node) and after.target is aten.tanh.default:
         return after.args[0], "one_plus_tanh"
@@ -667,6 +664,9 @@ def _check_speed(region: Region, take: str) -> None:
         raise LeftAlone("gathered rows and reductions without D have not been measured beside Inductor's")
     if all(node in region.roots or node.target in VIEWS or node.target in CASTS for node in region.nodes):
         raise LeftAlone("nothing is fused that cuBLAS does not compute, too")
+    if any(lies == "matrix" and (x.target in LINES or x.target in CASTS) and set(x.users) <= set(region.nodes)
+           for x, lies in region.operands.items()):
+        raise LeftAlone("a kernel of Inductor's computes an operand for it alone, and would compute this as well")
     if len(region.roots) == 1 and not all(map(_is_read_whole, region.output.users)):
         raise LeftAlone("a kernel of Inductor's reads the result, and computes this as well")
     *stack, rows, columns = (size if isinstance(size, int) else size.node.hint or 0 for size in _value(root).shape)
