@@ -132,7 +132,7 @@ class HeldLinear(Linear):
         if self.activation in SHORTER and self._parameters["bias"] is not None:
             self._multiply = of_16_bits(self.activation)           # of what it takes, results have 16 bits
 
-    def takes(self, module: Any, x: object) -> bool:
+    def takes(self, module: torch.nn.Module, x: object) -> bool:
         """Whether x is rows for it, and ``module`` still the one whose product it is."""
         weight, bias = (self._parameters.get(name) for name in ("weight", "bias"))
         return (module._parameters is self._parameters and weight is not None and isinstance(x, torch.Tensor)
@@ -164,8 +164,9 @@ class FastConv1D(Replaced):
     def end(self) -> None:
         del self.__dict__["_gemmkit_linear"]
 
-    def forward(self, *args: Any, **keywords: Any) -> Any:
-        linear, x = self.__dict__["_gemmkit_linear"], args[0] if len(args) == 1 and not keywords else None
+    def forward(self, *args: object, **keywords: object) -> Any:
+        linear: Any = self.__dict__["_gemmkit_linear"]
+        x: Any = args[0] if len(args) == 1 and not keywords else None
         own: Any = self._parameters                                          # type: ignore[attr-defined]
         if x is None or linear._parameters is not own or not takes(x, own["weight"], own["bias"]) or (
                 x.shape[-1] != linear.in_features):
@@ -276,9 +277,10 @@ class FastMLP(Replaced):
     def end(self) -> None:
         del self._gemmkit_mlp, self.__dict__["_gemmkit_up"]
 
-    def forward(self, *args: Any, **keywords: Any) -> Any:
+    def forward(self, *args: object, **keywords: object) -> Any:
         _, up, activation, down = self._gemmkit_mlp
-        own, held = self._modules, self.__dict__["_gemmkit_up"]              # type: ignore[attr-defined]
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        held: Any = self.__dict__["_gemmkit_up"]
         if len(args) != 1 or keywords or not held.takes(own[up], args[0]) or is_observed(own[activation]) or drops(self):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         found = held(args[0])
@@ -297,16 +299,17 @@ class FastOutput(Replaced):
     def end(self) -> None:
         del self._gemmkit_output, self.__dict__["_gemmkit_linear"]
 
-    def forward(self, *args: Any, **keywords: Any) -> Any:
+    def forward(self, *args: object, **keywords: object) -> Any:
         product, norm = self._gemmkit_output
-        own, held = self._modules, self.__dict__["_gemmkit_linear"]          # type: ignore[attr-defined]
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        held: Any = self.__dict__["_gemmkit_linear"]
         if len(args) != 2 or keywords or torch.compiler.is_compiling() or not held.takes(own[product], args[0]) or drops(
                 self) or not held.adds(*args):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         return own[norm](held.added(*args))
 
 
-def drops(module: Any) -> bool:
+def drops(module: torch.nn.Module) -> bool:
     """Whether dropout of a module's own changes what it computes."""
     return module.training and any(isinstance(m, torch.nn.Dropout) and m.p for m in module._modules.values())
 
