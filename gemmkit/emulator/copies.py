@@ -275,10 +275,6 @@ class PendingCopies:
         self.started: list[PendingCopy] = []
         self.groups: list[list[PendingCopy]] = []
 
-    @property
-    def are_pending(self) -> bool:
-        return bool(self.started or any(self.groups))
-
 
 def start(thread: Thread, offset: int, memory: Memory, address: int | None, nbytes: int, there: int | None = None) -> None:
     """Starts a copy to `offset` of shared memory; zeros where there is no `address`, and behind the first bytes that are
@@ -326,8 +322,9 @@ def arrive(thread: Thread, barrier: Mbarrier) -> None:
 
 
 def check_arrival(thread: Thread) -> None:
-    """Raises ProtocolError where the thread would tell others of copies that may still be on their way."""
-    if thread.copies is not None and thread.copies.are_pending:
+    """Raises ProtocolError where the thread would tell others of copies that may still be on their way. (For a group that it
+    has committed it waits by itself.)"""
+    if thread.copies is not None and thread.copies.started:
         raise fault(thread, "a thread arrives while copies that it has started are on their way; call copies_arrive")
 
 

@@ -52,6 +52,7 @@ from gemmkit.kernels.sm90.mainloop import (
     PairMainloop,
     PromotedMainloop,
     RegisterMainloop,
+    ScaledMainloop,
     SharedMainloop,
     Transformed,
     WgmmaMainloop,
@@ -569,6 +570,9 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
 def _mainloop(spec: Sm90Spec) -> WgmmaMainloop:
     if spec.a.observer is not None:
         return ObservedMainloop()
+    if spec.operator.is_scaled:
+        operator: Any = spec.operator
+        return ScaledMainloop(WARP_ROWS * spec.fragments_m, operator.N // operator.width)
     stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
     if stages > 1:
         return PromotedMainloop(stages)
@@ -698,6 +702,9 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     if isinstance(store, SubtileStore):
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
     spec = with_ahead(dataclasses.replace(spec, store=store), arrays)
+    if isinstance(spec.mainloop, ScaledMainloop):
+        ring = memory.take(spec.warps * spec.mainloop.warp_bytes, 16)
+        spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=ring))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     turns = OrderBarrier(2, barriers.take(2), True) if spec.is_pingpong else OrderBarrier()
     exchange = spec.exchange
