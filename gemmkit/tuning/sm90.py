@@ -117,8 +117,10 @@ TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert()) + _stepping(SPLIT, 
 UNALIGNED = mappings_of(tables.UNALIGNED)
 PROMOTED = mappings_of(tables.PROMOTED) + _stepping(SPLIT, tables.PROMOTED_STEPS)
 SCALED = mappings_of(tables.SCALED)
-DEQUANTISED = tuple(one for *row, depth, most in tables.DEQUANTISED for splits in (1, *tables.SHARES) if splits <= most
-                    for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=4))
+DEQUANTISED, DEQUANTISED_FLOAT8 = (
+    tuple(one for *row, depth, most in table for splits in (1, *tables.SHARES) if splits <= most
+          for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=packed))
+    for table, packed in ((tables.DEQUANTISED, 4), (tables.DEQUANTISED_FLOAT8, 2)))
 
 
 @plain_dataclass(frozen=True, eq=False)

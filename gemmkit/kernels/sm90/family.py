@@ -81,6 +81,7 @@ from gemmkit.lang.numba_hooks import types
 from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import PATTERN, pattern_of
+from gemmkit.layouts.quantised import FLOAT8_WEIGHTS, QuantisedTranspose
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.base import units
 from gemmkit.operators.wgmma import BLOCK, WGMMAOp
@@ -557,7 +558,10 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
-    spec = (_with_a_dequantised(spec, *requests) or _with_a_deinterleaved(spec, *requests)
+    dequantised = _with_a_dequantised(spec, *requests)
+    is_float8 = isinstance(spec.a.layout, QuantisedTranspose) and spec.a.layout.dtype.itemsize == 1
+    rule(dequantised is not None or not is_float8, "dtype", str(spec.a.layout.dtype), FLOAT8_WEIGHTS)
+    spec = (dequantised or _with_a_deinterleaved(spec, *requests)
             or _with_mn_major_a(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests)))
     if arrays is not None:
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
