@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Elements, SharedPointer
+from gemmkit.lang.host import Elements, Numeric, SharedPointer
 from gemmkit.lang.registers import Fragment, apply, fold, generate, join
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.arithmetic import fma
@@ -281,11 +281,11 @@ def _scale(n: int, ring: SharedPointer, begin: int, rows: int) -> Any:
     return load_shared(ring, begin, rows + n, 1)[0]
 
 
-def _times(row: Any, n: int, columns: Elements) -> Elements:
+def _times(row: Numeric, n: int, columns: Elements) -> Elements:
     return apply(_product, columns, row)
 
 
-def _product(column: Any, n: int, row: Any) -> Any:
+def _product(column: Numeric, n: int, row: Numeric) -> Any:
     return row * column
 
 
@@ -293,7 +293,7 @@ def _add_scaled_fragment(total: Elements, m: int, operator: BlockScaledOp, sums:
     return apply(_add_scaled, total, operator, sums[m], factors, m)
 
 
-def _add_scaled(total: Any, n: int, operator: BlockScaledOp, sums: Elements, factors: Any, m: int) -> Any:
+def _add_scaled(total: Numeric, n: int, operator: BlockScaledOp, sums: Elements, factors: tuple[Any, ...], m: int) -> Any:
     column = n // 4 * 2 + n % 2 if operator.columns == 1 else n // 4 * 8 // operator.width
     return fma(sums[n], factors[2 * m + n // 2 % 2][column], total)
 

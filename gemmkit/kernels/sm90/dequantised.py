@@ -24,6 +24,7 @@ from gemmkit.kernels.sm90.mainloop import WgmmaMainloop, choose_next, descriptor
 from gemmkit.kernels.sm90.routes import StageFill, Tma, TmaCopy, prefetch_part
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate
 from gemmkit.layouts.quantised import QuantisedTile, QuantisedTranspose
 from gemmkit.operators.wgmma import BLOCK, WGMMAOp
@@ -217,7 +218,7 @@ def add_scaled(total: tuple, m: int, sums: tuple, scales: tuple) -> tuple:
     return apply(add_scaled_value, total, sums[m], scales[m])
 
 
-def add_scaled_value(total: Any, n: int, sums: tuple, scales: tuple) -> Any:
+def add_scaled_value(total: Numeric, n: int, sums: tuple, scales: tuple) -> Any:
     return fma(sums[n], scales[n // 2 % 2], total)
 
 
