@@ -8,15 +8,14 @@ emulator, beside PyTorch on the CPU: the times are no measurement.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 import gemmkit as gk
-from bench import report
 from bench.harness import Processor, Row, Work, compare, input_sets
+from bench.turns import command
 from gemmkit.layouts import GroupQuantised
 from gemmkit.layouts.matrices import Matrix
 
@@ -101,23 +100,19 @@ def row(case: QuantisedCase, device: str, pairs: int = 20) -> Row:
                    target_us=2000.0 if device == "cuda" else 1.0, graph=device == "cuda", further=dict(group="quantised"))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quantised", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a small case, in the emulator")
-    options = parser.parse_args(arguments)
-    made = []
+def measured(options: Any) -> Iterator[Row]:
     if options.device == "cpu":
-        with gk.emulate():
-            made.append(row(QuantisedCase(64, 64, 128), "cpu", 2))
-    else:
-        for case in cases():
-            made.append(row(case, "cuda"))
-            print(f"{made[-1]['work']:>34} {case.dtype:>4} {case.m:>3} x {case.n} x {case.k}: {made[-1]['ours_us']:.1f} us, "
-                  f"{made[-1]['ratio']:.2f} of {made[-1]['peer']}", flush=True)
-    name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()
-    report.write(report.document("quantised", made, name), report.results_path("quantised", options.out))
-    return 0
+        yield row(QuantisedCase(64, 64, 128), "cpu", 2)
+        return
+    for case in cases():
+        made = row(case, "cuda")
+        print(f"{made['work']:>34} {case.dtype:>4} {case.m:>3} x {case.n} x {case.k}: {made['ours_us']:.1f} us, "
+              f"{made['ratio']:.2f} of {made['peer']}", flush=True)
+        yield made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("quantised", __doc__, measured, arguments, on_cpu=True)
 
 
 if __name__ == "__main__":
