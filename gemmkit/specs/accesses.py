@@ -648,6 +648,8 @@ class Instruction(Component):
     """An instruction as a spec: ``row`` is its line in Table 2."""
 
     row: ClassVar[str] = ""
+    together: ClassVar[int | None] = None                     # how many threads execute it; None: see `differs`
+    memories: ClassVar[tuple] = ()                            # of its last tensors each: one, or those that it may be in
 
     @property
     def becomes(self) -> str:
@@ -668,13 +670,23 @@ class Instruction(Component):
 _known: dict[str, list[type[Instruction]]] = {}
 
 
-def atomic(kind: str) -> Callable[[type[Instruction]], type[Instruction]]:
-    """Enter a class of instructions among those that execute a kind of spec."""
+def atomic(kind: str, threads: int | None = None, *memories: Any) -> Callable[[type[Instruction]], type[Instruction]]:
+    """Enter a class of instructions among those that execute a kind of spec, by ``threads`` together, with each tensor in a
+    memory, or in one of several. `Instruction.differs` asks the rest."""
     def enter(cls: type[Instruction]) -> type[Instruction]:
+        cls.together, cls.memories = threads, tuple((one,) if isinstance(one, str) else one for one in memories)
         _known.setdefault(kind, []).append(cls)
         return cls
 
     return enter
+
+
+def _misplaced(kind: str, cls: type[Instruction], threads: Threads, forms: tuple) -> Iterator[str]:
+    if cls.together is not None:
+        yield from count_is(threads, cls.together)
+    names = "abc" if kind == "MatMul" else ("the source", "the destination")[-len(cls.memories):]
+    for name, form, memories in zip(names, forms, cls.memories):
+        yield from memory_is(name, form, *memories)
 
 
 @lru_cache(maxsize=8192)
@@ -684,7 +696,7 @@ def instruction(kind: str, *given: Any) -> Instruction:
     parameters, threads, forms = given[:at], given[at], given[at + 1:]
     missed = []
     for number, cls in enumerate(_known[kind]):
-        wrong = list(cls.differs(threads, *parameters, *forms))
+        wrong = [*_misplaced(kind, cls, threads, forms), *cls.differs(threads, *parameters, *forms)]
         if not wrong:
             found = cls.of(threads, *parameters, *forms)
             if freeze(found).leaves:                          # a kernel's arguments, of which a spec has none
