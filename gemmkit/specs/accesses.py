@@ -235,7 +235,7 @@ class InScaled(InPartial):
             values = apply(_scaled, split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2), alpha, beta)
         else:
             values = apply(_multiplied, values, alpha)
-        values = apply(_as_kind, values, self.dtype)
+        values = apply(lambda value, n: convert(self.dtype, value), values)
         if _are_inside(self, tensor.at, self.count, out.shape):
             store_global(out, self.axis, tensor.base, tensor.offset, values)
         else:
@@ -255,10 +255,6 @@ def _multiplied(value: Any, n: int, alpha: Any) -> Any:
 
 def _as(value: Any, n: int, like: Any) -> Any:
     return like * 0 + value
-
-
-def _as_kind(value: Any, n: int, dtype: Any) -> Any:
-    return convert(dtype, value)
 
 
 @dataclass(frozen=True)

@@ -412,11 +412,7 @@ class ReduceLine(Instruction):
 
     def run(self, src: Tensor, dst: Tensor) -> None:
         values = self.source.load(src)
-        self.target.store(dst, (fold(self.rest, _reduced, values[0], self, values),))
-
-
-def _reduced(total: Any, number: int, of: Any, values: tuple) -> Any:
-    return of.combine(total, values[number + 1])
+        self.target.store(dst, (fold(self.rest, lambda total, number: self.combine(total, values[number + 1]), values[0]),))
 
 
 @atomic("Shfl", 32, RF, RF)
@@ -454,10 +450,4 @@ class ShuffleElements(Instruction):
         return SHUFFLE[self.mode]
 
     def run(self, src: Tensor, dst: Tensor) -> None:
-        self.target.store(dst, apply(_exchanged, self.source.load(src), self))
-
-
-def _exchanged(value: Any, number: int, of: Any) -> Any:
-    return of.shuffle(value, of.lane)
-
-
+        self.target.store(dst, apply(lambda value, number: self.shuffle(value, self.lane), self.source.load(src)))

@@ -312,29 +312,16 @@ class MultiplyMatrices(Instruction):
 
     def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         # The instruction has the rows of A's 8 x 8 matrices fastest; registers have them as (row, column).
-        x = join(generate(self.down * self.deep, _part_of_a, a, self.down, self.width))
-        y = join(generate(self.deep, _part_of_b, b, self.width))
-        each(_keep_sums, split(self.multiply(x, y, join(generate(self.down, _part_of_c, c))), 2), c)
+        x = join(generate(self.down * self.deep,
+                          lambda n: read_registers(a.storage, a[n % self.down, n // self.down].at, (1, self.width))))
+        y = join(generate(self.deep, lambda n: read_registers(b.storage, b[n, 0].at, (self.width, 1))))
+        each(lambda pair, n: write_registers(c.storage, c[n, 0].at, (1, 2), pair),
+             split(self.multiply(x, y, join(generate(self.down,
+                                                     lambda n: read_registers(c.storage, c[n, 0].at, (1, 2))))), 2))
 
 
 def _mma_key(a: Form, b: Form, c: Form) -> tuple:
     return (8 * a.extents[0], 4 * max(1, 4 // a.itemsize) * a.extents[1], a.dtype, b.dtype, c.dtype)
-
-
-def _part_of_a(n: int, a: Any, down: int, width: int) -> tuple:
-    return read_registers(a.storage, a[n % down, n // down].at, (1, width))
-
-
-def _part_of_b(n: int, b: Any, width: int) -> tuple:
-    return read_registers(b.storage, b[n, 0].at, (width, 1))
-
-
-def _part_of_c(n: int, c: Any) -> tuple:
-    return read_registers(c.storage, c[n, 0].at, (1, 2))
-
-
-def _keep_sums(pair: tuple, n: int, c: Any) -> None:
-    write_registers(c.storage, c[n, 0].at, (1, 2), pair)
 
 
 # -- a warpgroup's: wgmma ------------------------------------------------------------------------------------------------
