@@ -2,6 +2,7 @@
 
 backends   what a measurement needs of an array library (PyTorch, CuPy): arrays, the peer's product, timing
 harness    ours against the peer in one run: interleaved pairs, graphs, rotated inputs, checked results
+gemm       products of plain matrices against cuBLAS
 turns      calls of PyTorch's in turns: times, rows, the command of a bench that compares them
 report     the result file (JSON), its schema, and the printed table
 plot       draws a result file; plot_groups one with groups

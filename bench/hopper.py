@@ -37,6 +37,7 @@ from typing import Any
 from bench import cases, mappings, prepare, report, verdicts
 from bench.cases import DTYPES, KINDS, Case
 from bench.fusions import WORKS, Operands
+from bench.gemm import names
 from bench.harness import Call, Row, Work, WrongResult, compare, input_sets
 from bench.supervise import Outcome, Patience, outcomes
 from gemmkit.tuner.tuner import Progress
@@ -268,18 +269,6 @@ def mapping_name(text: str) -> str:
     except ValueError as problem:
         raise argparse.ArgumentTypeError(str(problem)) from problem
     return text
-
-
-def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
-    """A parser of comma-separated names out of ``allowed``."""
-
-    def parse(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in allowed:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")
-        return text.split(",")
-
-    return parse
 
 
 def mapping_names(text: str) -> list[str]:

@@ -39,6 +39,7 @@ from bench.experiments import (
     versus,
 )
 from bench.experiments.experiment import Experiment
+from bench.gemm import names
 from bench.harness import Row, input_sets
 
 FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
@@ -148,7 +149,7 @@ def make(groups: Sequence[str], match: str = "", quick: bool = False) -> list[An
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench.experiments", description="The paper's experiments.")
-    one = hopper.names(GROUPS)
+    one = names(GROUPS)
     made.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join((*GROUPS, *TOGETHER))}")
     made.add_argument("--groups", type=one, default=[], help="the same, separated by commas")
     hopper.add_options(made)

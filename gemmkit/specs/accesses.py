@@ -232,9 +232,10 @@ class InScaled(InPartial):
                 old = load_global(c, self.axis, tensor.base, tensor.offset, self.count)
             else:
                 old = generate(self.count, _element_or_zero, self, c, tensor.at)
-            values = apply(_scaled, split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2), alpha, beta)
+            pairs = split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2)
+            values = apply(lambda pair, n: alpha * pair[0] + beta * pair[1], pairs)
         else:
-            values = apply(_multiplied, values, alpha)
+            values = apply(lambda value, n: alpha * value, values)
         values = apply(lambda value, n: convert(self.dtype, value), values)
         if _are_inside(self, tensor.at, self.count, out.shape):
             store_global(out, self.axis, tensor.base, tensor.offset, values)
@@ -243,14 +244,6 @@ class InScaled(InPartial):
 
     def said(self, itemsize: int) -> str:
         return f"{super().said(itemsize)}, of alpha x{' + beta c' if self.has_c else ''}"
-
-
-def _scaled(pair: tuple, n: int, alpha: Any, beta: Any) -> Any:
-    return alpha * pair[0] + beta * pair[1]
-
-
-def _multiplied(value: Any, n: int, alpha: Any) -> Any:
-    return alpha * value
 
 
 def _as(value: Any, n: int, like: Any) -> Any:
@@ -630,8 +623,7 @@ def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -
 # ...
 # gemmkit.specs.accesses.NoAtom: MatMul <<<[].thread>>> ([].fp16.RF, [].fp16.RF) -> ([].fp32.RF) is no instruction...
 #
-# A spec is called with its parameters (an operator, a value), the threads that execute it together, its inputs and
-# outputs.
+# A spec is called with its parameters (an operator, a value), the threads that execute it, its inputs and outputs.
 
 NEAREST = 3                                                   # instructions that an error lists
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import all as every
-from bench import host, picture, plot, readme, report, specs_page, verdicts
+from bench import gemm, host, picture, plot, readme, report, specs_page, verdicts
 from bench.experiments import specs
 from bench.harness import WrongResult
 from bench.marks import put
@@ -132,6 +132,15 @@ def test_a_picture_from_the_file_alone(
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no rows"):
         plot.draw(report.document("empty", [], "a device"), tmp_path / "picture.png")
+
+
+def test_sizes_and_names_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gemm.sizes("1024,8x16x32") == [(1024, 1024, 1024), (8, 16, 32)]
+    for bad in (["--sizes", "12x3"], ["--sizes", "0"], ["--layouts", "nx"], ["--dtypes", "f12"]):
+        with pytest.raises(SystemExit) as stop:
+            gemm.main(bad)
+        assert stop.value.code == 2
+        assert bad[0] in capsys.readouterr().err
 
 
 def test_host_times_are_medians_of_batches(replaced: Seeded) -> None:
