@@ -2,9 +2,10 @@
 
 backends   what a measurement needs of an array library (PyTorch, CuPy): arrays, the peer's product, timing
 harness    ours against the peer in one run: interleaved pairs, graphs, rotated inputs, checked results
+gemm       products of plain matrices against cuBLAS
+turns      calls of PyTorch's in turns: times, rows, the command of a bench that compares them
 report     the result file (JSON), its schema, and the printed table
 plot       draws a result file; plot_groups one with groups
-gemm       products of plain matrices against cuBLAS
 hopper     the warp-specialised kernel on an H100: all that was asked of it, and mappings to tune it
              cases (its rows), fusions (their components and references), mappings (by short names), peers (cuBLAS and
              cuBLASLt), prepare (compiles ahead), supervise (a worker process), verdicts (bars, tables, merging)

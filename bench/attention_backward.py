@@ -13,11 +13,8 @@ With ``--device cpu`` small cases run in the emulator, beside PyTorch's own math
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,10 +23,10 @@ import torch
 
 import gemmkit as gk
 import gemmkit.torch
-from bench import report
 from bench.experiments.attention import CAP, WINDOW, Attention
-from bench.harness import WrongResult
 from bench.torch_attention import by_flex
+from bench.turns import command, error_of, times_of_events
+from bench.turns import rows as rows_of
 
 PRODUCTS = 5                           # of a backward pass: S, dP, dQ, dK, dV
 TOLERANCE = 8e-3                       # of two float16 gradients, of the largest element
@@ -128,22 +125,6 @@ def peers(case: BackwardCase, device: str) -> dict[str, Forward]:
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
-def elapsed(call: Callable[[], Any], device: str, count: int) -> float:
-    """Microseconds a call."""
-    if device == "cpu":
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        return (time.perf_counter() - begin) * 1e6 / count
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(count):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3 / count
-
-
 def rows(case: BackwardCase, device: str, calls: int = CALLS, turns: int = TURNS) -> list[dict[str, Any]]:
     """A row for each peer. Raises `bench.harness.WrongResult` where gradients differ."""
     shapes = [(case.batch, heads, case.rows, case.head_dim)
@@ -156,47 +137,24 @@ def rows(case: BackwardCase, device: str, calls: int = CALLS, turns: int = TURNS
         result = forward(case, q, k, v)
         timed[name] = partial(torch.autograd.grad, result, (q, k, v), grad, retain_graph=True)
     found = {name: call() for name, call in timed.items()}
-    for call in timed.values():
-        elapsed(call, device, BEFORE)
-    taken: dict[str, list[float]] = {name: [] for name in timed}
-    for _ in range(turns):
-        for name, call in timed.items():
-            taken[name].append(elapsed(call, device, calls))
-    times = {name: statistics.median(of) for name, of in taken.items()}
+    times = times_of_events(timed, device, calls, turns, BEFORE)
     products = PRODUCTS * (0.5 if case.work == "causal" else 1)
     flops = 2 * case.batch * case.heads * case.rows**2 * case.head_dim * products
-    made = []
-    for peer in list(timed)[1:]:
-        error = max(float((x.float() - y.float()).abs().max() / y.float().abs().max())
-                    for x, y in zip(found["ours"], found[peer]))
-        if not error <= TOLERANCE:
-            raise WrongResult(f"{case.name}: gradients differ from {peer}'s by {error:.4f} of the largest element")
-        made.append(dict(work=case.name, dtype="float16", m=case.batch * case.heads * case.rows, n=case.rows,
-                         k=case.head_dim, layout="nn", ours_us=round(times["ours"], 2), peer=peer,
-                         peer_us=round(times[peer], 2), ratio=round(times[peer] / times["ours"], 4), error=error,
-                         graph=False, group="by PyTorch" if case.work in BY_PYTORCH else "by FlexAttention"))
-        print(f"{case.name} x {case.head_dim}: {times['ours']:.0f} us, {flops / times['ours'] / 1e6:.0f} TF, "
-              f"{made[-1]['ratio']} of {peer}", flush=True)
-    return made
+    errors = {peer: max(error_of(f"{case.name}, gradients beside {peer}'s", x, y, TOLERANCE)
+                        for x, y in zip(found["ours"], found[peer])) for peer in list(timed)[1:]}
+    return rows_of("by PyTorch" if case.work in BY_PYTORCH else "by FlexAttention", case.name,
+                   (case.batch * case.heads * case.rows, case.rows, case.head_dim), times, errors, flops=flops, graph=False)
+
+
+def measured(options: Any) -> Iterator[dict[str, Any]]:
+    for case in SMALL if options.device == "cpu" else CASES:
+        if case.work in (options.only or case.work).split(","):
+            yield from rows(case, options.device, *((1, 1) if options.device == "cpu" else ()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.attention_backward", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    parser.add_argument("--only", default="", help="works, with commas: plain,causal")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small cases, in the emulator")
-    options = parser.parse_args(arguments)
-    path, made = report.results_path("attention_backward", options.out), []
-    if options.device == "cpu":
-        with gk.emulate():
-            made = [row for case in SMALL for row in rows(case, "cpu", 1, 1)]
-        report.write(report.document("attention_backward", made, "the emulator"), path)
-        return 0
-    for case in CASES:
-        if case.work in (options.only or case.work).split(","):
-            made += rows(case, "cuda")                 # what is interrupted keeps what was measured
-            report.write(report.document("attention_backward", made, torch.cuda.get_device_name()), path)
-    return 0
+    return command("attention_backward", __doc__, measured, arguments, on_cpu=True, add=lambda parser: parser.add_argument(
+        "--only", default="", help="works, with commas: plain,causal"))
 
 
 if __name__ == "__main__":

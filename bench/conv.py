@@ -15,16 +15,15 @@ measurement.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 import gemmkit as gk
-from bench import report
 from bench.backends import Torch
 from bench.harness import Processor, Row, Work, compare, input_sets
+from bench.turns import command
 from gemmkit.epilogues import Bias, ReLU
 
 TOLERANCE = 2e-3                       # of the norm
@@ -151,20 +150,16 @@ def row(case: ConvCase, device: str, pairs: int = 15) -> Row:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.conv", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    parser.add_argument("--match", default="", help="only rows whose name contains this")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small cases, in the emulator")
-    options = parser.parse_args(arguments)
+def measured(options: Any) -> Iterator[Row]:
     if options.device == "cpu":
-        with gk.emulate():
-            made = [row(ConvCase(work, *size), "cpu", 2) for size in SMALL for work in WORKS]
+        yield from (row(ConvCase(work, *size), "cpu", 2) for size in SMALL for work in WORKS)
     else:
-        made = [row(case, "cuda") for case in cases(options.match)]
-    name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()
-    report.write(report.document("conv", made, name), report.results_path("conv", options.out))
-    return 0
+        yield from (row(case, "cuda") for case in cases(options.match))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("conv", __doc__, measured, arguments, on_cpu=True, add=lambda parser: parser.add_argument(
+        "--match", default="", help="only rows whose name contains this"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import gemmkit as gk
-from bench.turns import times
+from bench.turns import error_of, times
 
 D, TOLERANCE = 128, 2e-3
 OUT_OF_L2 = 150_000_000                # bytes of all sets together
@@ -52,7 +52,7 @@ def cases() -> Iterator[FewQueries]:
 
 
 def row(case: FewQueries) -> float:
-    """Print it, and return the time of PyTorch's fastest backend over ours. Raises ValueError for a wrong result."""
+    """Print it, and return the time of PyTorch's fastest backend over ours. Raises `bench.harness.WrongResult`."""
     batch, heads, kv, queries, keys = case
     q_shape, k_shape = (batch, heads, queries, D), (batch, kv, keys, D)
     sets = [[torch.randn(*shape, device="cuda", dtype=torch.float16) for shape in (q_shape, k_shape, k_shape, q_shape)]
@@ -82,9 +82,7 @@ def row(case: FewQueries) -> float:
     gk.attention(q, k, v, out=out)
     last = [x[-1].double().repeat_interleave(heads // kv, 0) for x in (k, v)]
     exact = torch.softmax(q[-1].double() @ last[0].mT / math.sqrt(D), -1) @ last[1]
-    error = float((out[-1].double() - exact).abs().max() / exact.abs().max())
-    if not error <= TOLERANCE:
-        raise ValueError(f"{case}: the result differs by {error} of the largest element")
+    error_of(case, out[-1], exact, TOLERANCE)
     taken = times(calls)
     best = min((name for name in taken if name != "ours"), key=taken.__getitem__)
     ratio = taken[best] / taken["ours"]

@@ -57,7 +57,7 @@ def gemmkit_plan(*arguments: Any, **keywords: Any) -> Any:
 class Bench:
     """What measures rows: a library's arrays and peers, and how long. ``plan`` takes what `gemmkit.plan` takes."""
 
-    backend: Any  # a `bench.backends.Backend` that is a `bench.peers.Peer` too
+    backend: Any  # a `bench.peers.TorchPeers`
     pairs: int = 10
     target_us: float = 4000.0
     plan: Callable[..., Any] = gemmkit_plan

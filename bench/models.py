@@ -1,15 +1,20 @@
 """A decoder of transformers and a perceptron, as PyTorch computes them and after one call of `gemmkit.torch.accelerate`:
-`python -m bench.models --out bench/results/models.json`.
+`python -m bench.models --out bench/results`, which writes models.json and networks.json.
 
 | work | what is timed |
 |---|---|
 | prefill | transformers' Llama of bfloat16, `LAYERS` layers of 4096 / 14336 with 32 heads over 8: a prompt's last logits |
 | decode | the same: a token of each sequence behind `CONTEXT` others |
+| decode, 4 bits | the same with weights of 4 bits in groups of 128; peers have them as bfloat16, or as PyTorch's int4 |
 | train | the same decoder: cross entropy, backward, AdamW (fused) of 4 x 2048 tokens |
 | perceptron | 784 - 4096 - 4096 - 10, GELU: cross entropy, backward, SGD; in bfloat16, or float32 under autocast |
+| BERT, RoBERTa, DistilBERT, GPT-2, T5 encoder | transformers' base networks: 32 sequences of 384 words, no padding |
 
 A row is the fastest of ours over the fastest of PyTorch's among eager and ``torch.compile``, both in CUDA graphs; a row with
 "eager" compares both launched by the host without a compiler, one with "compiled" both compiled. ``us`` has all times.
+Of the networks, "unfused" is PyTorch with transformers' "eager" attention, the peer of Graphene's Fig. 15, in a graph;
+"attention alone" puts gemmkit's attention into that network and nothing else, as the paper does; "backend" compares
+``torch.compile(backend="gemmkit")`` with Inductor.
 Results are compared before anything is timed; of training the losses of `STEPS` steps from the same parameters (``losses``).
 All take turns in one run.
 """
@@ -34,6 +39,7 @@ from bench import report
 LAYERS, CONTEXT, STEPS, TURNS = 4, 2048, 20, 7
 TARGET_US = 20_000.0                   # of a turn
 WORST_LOGIT, WORST_LOSS = 0.1, 0.02    # of the largest logit; of a loss
+WORST_STATE = 2.0                      # of PyTorch's own error of the hidden states
 Call = Callable[[], Any]
 
 
@@ -97,6 +103,48 @@ def perceptron(width: int, device: str, dtype: Any) -> Any:
                                torch.nn.Linear(width, 10)).to(device, dtype)
 
 
+class Int4(torch.nn.Module):
+    """The product of a `gemmkit.torch.QuantisedLinear` by PyTorch's own kernel for 4 bits."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        size = layer.dequantised().unflatten(1, (-1, layer.group)) / layer.scales.float().T[:, :, None] + 8
+        integers = size.round().to(torch.uint8).flatten(1)
+        self.group, on_cpu = layer.group, integers.device.type == "cpu"
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu if on_cpu else torch.ops.aten._convert_weight_to_int4pack
+        self.multiply = torch.ops.aten._weight_int4pack_mm_for_cpu if on_cpu else torch.ops.aten._weight_int4pack_mm
+        given = integers.int() if on_cpu else integers[:, ::2] << 4 | integers[:, 1::2]
+        self.register_buffer("weight", pack(given.contiguous(), 8))
+        self.register_buffer("scales", torch.stack((layer.scales, torch.zeros_like(layer.scales)), -1).bfloat16())
+
+    def forward(self, x: Any) -> Any:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self.multiply(rows, self.weight, self.group, self.scales).unflatten(0, x.shape[:-1])
+
+
+def packed(sizes: Sizes, device: str) -> dict[str, Any]:
+    """A decoder whose layers have drawn weights of 4 bits: as bfloat16, by PyTorch's int4, and by gemmkit."""
+    plain = decoder(sizes, device).requires_grad_(False)
+    drawn = torch.Generator(device=device).manual_seed(4)
+    named = {name: m for name, m in plain.named_modules() if isinstance(m, torch.nn.Linear)}
+    layers, int4 = {}, {}
+    for name, m in named.items():
+        group = 128 if m.in_features % 128 == 0 else 32
+        layer = gemmkit.torch.QuantisedLinear(m.in_features, m.out_features, 4, group, False, device=device)
+        layer.words.random_(-2**31, 2**31 - 1, generator=drawn)
+        layer.scales.fill_(2.0**-9)
+        m.weight.data = layer.dequantised().bfloat16()
+        layers[name], int4[name] = layer, Int4(layer)
+    found = {"torch": plain}
+    for side, modules in (("int4", int4), ("ours", layers)):
+        found[side] = model = copy.deepcopy(plain)
+        for name, m in modules.items():
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, m)
+    accelerated(found["ours"])
+    return found
+
+
 # -- times ------------------------------------------------------------------------------------------------------------
 
 def captured(call: Call) -> Call:
@@ -144,9 +192,18 @@ def in_turns(calls: dict[str, Call], turns: int) -> dict[str, float]:
 def rows_of(work: str, us: dict[str, float], error: float, m: int, k: int, dtype: str, **further: Any) -> list[Any]:
     """A row for each way of launching that both have: names are "ours" or "torch", and " compiled", " graph" behind."""
     ways = [("", True, [" graph", " compiled graph"]), (", compiled", False, [" compiled"]), (", eager", False, [""])]
+    pairs = [(label, graph, [f"ours{s}" for s in suffixes], [f"torch{s}" for s in suffixes])
+             for label, graph, suffixes in ways]
+    return compared(work, us, error, m, k, dtype, pairs, **further)
+
+
+def compared(work: str, us: dict[str, float], error: float, m: int, k: int, dtype: str,
+             pairs: Sequence[tuple[str, bool, Sequence[str], Sequence[str]]], **further: Any) -> list[Any]:
+    """A row for each pair of ways, of which there are times: what the row is called behind ``work``, whether its ways are
+    CUDA graphs, gemmkit's ways and PyTorch's, whose fastest count."""
     found = []
-    for label, graph, suffixes in ways:
-        theirs, ours = ({name: us[name] for s in suffixes if (name := f"{side}{s}") in us} for side in ("torch", "ours"))
+    for label, graph, of_ours, of_theirs in pairs:
+        ours, theirs = ({name: us[name] for name in names if name in us} for names in (of_ours, of_theirs))
         if not theirs or not ours:
             continue
         peer, best = min(theirs, key=theirs.__getitem__), min(ours, key=ours.__getitem__)
@@ -155,7 +212,7 @@ def rows_of(work: str, us: dict[str, float], error: float, m: int, k: int, dtype
               flush=True)
         found.append(dict(work=work + label, dtype=dtype, m=m, n=k, k=k, layout="nt", ours_us=round(ours[best], 1),
                           peer=f"PyTorch{peer.removeprefix('torch')}", peer_us=round(theirs[peer], 1), ratio=round(ratio, 4),
-                          error=error, graph=graph, group="models", ours=best,
+                          error=error, graph=graph, group="networks" if "network" in further else "models", ours=best,
                           us={name: round(t, 1) for name, t in us.items()}, **further))
     return found
 
@@ -191,7 +248,106 @@ def inference(pair: dict[str, Any], sizes: Sizes, work: str, batch: int, tokens:
                 if options.device == "cuda":
                     calls[f"{side}{suffix} graph"] = captured(call)
         us = in_turns(calls, options.turns)
-    return rows_of(work, us, worst, batch * tokens, sizes.hidden, "bfloat16")
+    rows, width = batch * tokens, sizes.hidden
+    found = rows_of(work, us, worst, rows, width, "bfloat16")
+    if "int4" in pair:
+        ours, theirs = ([f"{side}{s}" for s in (" graph", " compiled graph")] for side in ("ours", "int4"))
+        found += compared(work, us, worst, rows, width, "bfloat16", [(", of PyTorch's int4", True, ours, theirs)])
+    return found
+
+
+# -- networks ---------------------------------------------------------------------------------------------------------
+
+#: Names of transformers' classes and configurations, and what the latter say beside their defaults, the base networks'.
+NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BERT": ("BertModel", "BertConfig", {}), "RoBERTa": ("RobertaModel", "RobertaConfig", {"vocab_size": 50265}),
+    "DistilBERT": ("DistilBertModel", "DistilBertConfig", {}), "GPT-2": ("GPT2Model", "GPT2Config", {"use_cache": False}),
+    "T5 encoder": ("T5EncoderModel", "T5Config", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12})}
+_SMALL = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, dim=64, n_layers=1,
+              n_heads=4, hidden_dim=96, n_embd=64, n_layer=1, n_head=4, d_model=64, d_kv=16, d_ff=96, num_layers=1,
+              num_heads=4, vocab_size=80, bos_token_id=1, eos_token_id=2)
+SEQUENCES, WORDS = 32, 384
+#: Rows of a network: gemmkit's ways, and PyTorch's.
+_OURS, _THEIRS = ("ours graph", "backend graph"), ("torch graph", "torch compiled graph")
+WAYS = [("", True, _OURS, _THEIRS),
+        (", attention alone", True, ("attention graph",), ("unfused graph",)),
+        (", backend", True, ("backend graph",), ("torch compiled graph",)), (", eager", False, ("ours",), ("torch",))]
+
+
+def network(name: str, tiny: bool, device: str, attention: str = "sdpa") -> Any:
+    """A network of transformers with drawn weights, of float16. T5 is of bfloat16: of float16 transformers looks for
+    infinite elements behind each layer, by a copy that no CUDA graph takes."""
+    import transformers
+
+    kind, config, said = NETWORKS[name]
+    own = getattr(transformers, config)
+    takes = own().to_dict() | own.attribute_map
+    conf = own(**said | ({key: value for key, value in _SMALL.items() if key in takes} if tiny else {}))
+    torch.manual_seed(0)
+    with torch.device(device):
+        made = getattr(transformers, kind)._from_config(conf, attn_implementation=attention)
+    return made.to(torch.bfloat16 if "T5" in name else torch.float16).eval().requires_grad_(False)
+
+
+def states(model: Any, words: Any) -> Any:
+    """The last hidden states of a network, by transformers' own layers one after the other. The whole model's call builds
+    masks where nothing is masked if it is in a CUDA graph (5.17)."""
+    kind, at = type(model).__name__, torch.arange(words.shape[1], device=words.device)
+    more: dict[str, Any] = {}
+    if kind.startswith("GPT2"):
+        x, layers, after = model.wte(words) + model.wpe(at), model.h, model.ln_f
+        if model.config._attn_implementation == "eager":                   # which sees what it is not told to hide
+            hidden = torch.full((len(at), len(at)), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device)
+            more["attention_mask"] = hidden.triu(1)[None, None]
+    elif kind.startswith("T5"):
+        x, layers, after = model.shared(words), model.encoder.block, model.encoder.final_layer_norm
+    else:
+        encoder = model.transformer if kind.startswith("Distil") else model.encoder
+        x, layers, after = model.embeddings(words), encoder.layer, None
+    for layer in layers:
+        found = layer(x, **more)
+        x = found[0] if isinstance(found, tuple) else found
+        if kind.startswith("T5"):                                          # the first layer's bias is that of all
+            more["position_bias"] = next(y for y in found[1:] if y is not None)
+    return x if after is None else after(x)
+
+
+def network_rows(name: str, options: Any) -> list[Any]:
+    """Rows of a network's forward pass. Raises ValueError where hidden states are off."""
+    device = options.device
+    batch, count = (2, 9) if options.tiny else (SEQUENCES, WORDS)
+    models = {way: network(name, options.tiny, device, "eager" if way == "unfused" else "sdpa")
+              for way in ("unfused", "torch", "attention", "ours")}
+    gemmkit.torch.accelerate(models["attention"], parts=("attention",))
+    accelerated(models["ours"])
+    words = torch.randint(3, 80, (batch, count), generator=torch.Generator().manual_seed(1)).to(device)
+
+    def call(model: Any) -> Call:
+        return lambda: states(model, words)
+
+    ways = {way: call(model) for way, model in models.items()}
+    if options.compile:
+        ways["torch compiled"] = torch.compile(call(models["torch"]), dynamic=False, backend=options.backend)
+        ways["backend"] = torch.compile(call(models["torch"]), dynamic=False, backend="gemmkit")
+    calls: dict[str, Call] = {}
+    worst = own = 0.0
+    with torch.no_grad():
+        exact = call(network(name, options.tiny, device, "eager").float())()
+        for way, one in ways.items():
+            if way in ("torch compiled", "backend"):
+                torch._dynamo.reset()
+            off = float((one().float() - exact).norm() / exact.norm())
+            own = off if way == "unfused" else own
+            if not off <= WORST_STATE * own:
+                raise ValueError(f"{name}: hidden states of {way} are off by {off:.3g} of float32's, PyTorch's by {own:.3g}")
+            worst = max(worst, off if way in ("ours", "attention", "backend") else 0.0)
+            calls[way] = one
+            if device == "cuda":
+                calls[f"{way} graph"] = captured(one)
+        us = in_turns(calls, options.turns)
+    width = int(exact.shape[-1])
+    dtype = "bfloat16" if "T5" in name else "float16"
+    return compared(f"{name} {batch} x {count}", us, worst, batch * count, width, dtype, WAYS, network=name)
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -270,8 +426,8 @@ def pictures(rows: int, device: str, dtype: Any) -> list[Any]:
 def accelerated(model: Any) -> Any:
     """The model, by gemmkit. Raises RuntimeError, with the report, where a layer of a known kind was left."""
     found = gemmkit.torch.accelerate(model)
-    known = ("Linear", "Norm", "MLP", "attention")
-    left = [x for x in found.left if any(word in x.kind for word in known)]
+    known = ("Linear", "Norm", "MLP", "attention", "Conv1D", "Output", "Intermediate", "FFN")
+    left = [x for x in found.left if any(word in x.kind for word in known) and x.why != "computes by gemmkit already"]
     if left or not found.replaced:
         raise RuntimeError(f"accelerate left {len(left)} layers:\n{found}")
     return model
@@ -282,6 +438,7 @@ def works(options: Any) -> list[tuple[str, Callable[[], list[Any]]]]:
     sizes = TINY if options.tiny else Sizes()
     device = options.device
     pair: dict[str, Any] = {}
+    kept: dict[str, dict[str, Any]] = {}
 
     def both() -> dict[str, Any]:
         if not pair:
@@ -299,10 +456,19 @@ def works(options: Any) -> list[tuple[str, Callable[[], list[Any]]]]:
 
     def step_of_decoder() -> list[Any]:
         pair.clear()                                   # whose memory is needed
+        kept.clear()
         return training(lambda: decoder(sizes, device), lambda p: torch.optim.AdamW(p, lr=1e-4, fused=device == "cuda"),
                         of_tokens, sequences(sizes, batch, tokens, device), f"train {batch} x {tokens}", batch * tokens,
                         sizes.hidden, False, options)
 
+    for batch_of_four in (2,) if options.tiny else (1, 8):
+        def four(batch: int = batch_of_four) -> list[Any]:
+            if "packed" not in kept:
+                kept["packed"] = packed(sizes, device)
+            context = 20 if options.tiny else CONTEXT
+            return inference(kept["packed"], sizes, f"decode {batch}, 4 bits", batch, 1, context, options)
+
+        found.append((f"decode {batch_of_four}, 4 bits", four))
     for rows in (16,) if options.tiny else (2048, 8192):
         for cast in (False, True):
             def step_of_perceptron(rows: int = rows, cast: bool = cast) -> list[Any]:
@@ -315,6 +481,7 @@ def works(options: Any) -> list[tuple[str, Callable[[], list[Any]]]]:
     for few, many in ((1, 9),) if options.tiny else ((1, 2048), (4, 512)):
         found.append(infer(f"prefill {few} x {many}", few, many, 0))
     found.append((f"train {batch} x {tokens}", step_of_decoder))
+    found += [(name, lambda name=name: network_rows(name, options)) for name in NETWORKS]      # type: ignore[misc]
     return found
 
 
@@ -345,8 +512,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name}: {type(error).__name__}: {error}", flush=True)
                 status = 1
             device = torch.cuda.get_device_name() if options.device == "cuda" else "emulator"
-            content = report.document("models", rows, device)
-            report.write(content, report.results_path("models", options.out))
+            for group in ("models", "networks"):
+                own = [row for row in rows if row["group"] == group]
+                if own:
+                    report.write(report.document(group, own, device), report.results_path(group, options.out))
     return status
 
 

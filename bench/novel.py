@@ -11,18 +11,17 @@ store the product between; FlexAttention stores none, and does not normalise in 
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import silu
 
-from bench import report
 from bench.derived import drawn, empty
-from bench.turns import times
+from bench.turns import Calls, command, error_of, times
+from bench.turns import rows as rows_of
 from examples.programs import decayed_attention, gated_chain
 
 HEADS, ROWS, D = 16, 4096, 128
@@ -35,7 +34,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def attention() -> tuple[dict[str, Callable[[], Any]], Any]:
+def attention() -> tuple[Calls, Any]:
     q, k, v = (drawn(HEADS, ROWS, D) for _ in range(3))
     decay, o, scale = torch.linspace(0.01, 0.5, HEADS, device="cuda"), empty(HEADS, ROWS, D), D ** -0.5
     given = dict(q=q, k=k, v=v, decay=decay, o=o, scale=scale)
@@ -59,7 +58,7 @@ def attention() -> tuple[dict[str, Callable[[], Any]], Any]:
             "FlexAttention": lambda: flex(q[None], k[None], v[None], score_mod=score, block_mask=blocks, scale=scale)[0]}, o
 
 
-def chain() -> tuple[dict[str, Callable[[], Any]], Any]:
+def chain() -> tuple[Calls, Any]:
     (m, n), d = CHAIN, empty(CHAIN[0], D)
     a, b, c, gate = drawn(m, D), drawn(n, D, scale=0.1), drawn(n, D, scale=0.1), torch.rand(m, device="cuda")
     given = dict(a=a, b=b, gate=gate, c=c, d=d)
@@ -72,31 +71,22 @@ def chain() -> tuple[dict[str, Callable[[], Any]], Any]:
     return {"ours": lambda: plan.run(given), "torch.compile": lambda: one(a, b, gate, c)}, d
 
 
-def rows(work: str, made: tuple[dict[str, Callable[[], Any]], Any], sizes: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Of results. Raises ValueError where a peer has another result."""
+def rows(work: str, made: tuple[Calls, Any], sizes: tuple[int, int, int]) -> list[dict[str, Any]]:
+    """Of results. Raises `bench.harness.WrongResult` where a peer has another result."""
     calls, found = made
     calls["ours"]()
     with torch.no_grad():
-        errors = {name: float((call().float() - found.float()).abs().max() / found.float().abs().max())
-                  for name, call in calls.items() if name != "ours"}
-        if not max(errors.values()) <= TOLERANCE:
-            raise ValueError(f"{work}: results differ by {errors} of the largest element")
-        taken = times(calls)
-    print(work, sizes, {name: round(time, 1) for name, time in taken.items()}, flush=True)
-    m, n, k = sizes
-    return [dict(group="novel", work=work, dtype="float16", m=m, n=n, k=k, layout="nn", ours_us=round(taken["ours"], 2),
-                 peer=name, peer_us=round(time, 2), ratio=round(time / taken["ours"], 4), error=errors[name],
-                 graph=True)
-            for name, time in taken.items() if name != "ours"]
+        errors = {name: error_of(f"{work}, {name}", call(), found, TOLERANCE) for name, call in list(calls.items())[1:]}
+        return rows_of("novel", work, sizes, times(calls), errors)
+
+
+def measured(options: object) -> Iterator[dict[str, Any]]:
+    yield from rows("decayed attention", attention(), (HEADS * ROWS, ROWS, D))
+    yield from rows("gated chain", chain(), (*CHAIN, D))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(prog="python -m bench.novel", description=__doc__.splitlines()[0])
-    made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args(arguments)
-    found = [*rows("decayed attention", attention(), (HEADS * ROWS, ROWS, D)), *rows("gated chain", chain(), (*CHAIN, D))]
-    report.write(report.document("novel", found, torch.cuda.get_device_name()), report.results_path("novel", options.out))
-    return 0
+    return command("novel", __doc__, measured, arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bench import rivals, torch_attention
 from bench.backends import Torch
@@ -21,107 +21,11 @@ from bench.harness import Call
 Array = Any
 
 
-class Peer(Protocol):
-    """What `bench.hopper` needs of a library beyond `bench.backends.Backend`."""
-
-    def wide(self, array: Array, rows: Array | None = None) -> Array:
-        """The array, or some of its rows, in float64."""
-
-    def toeplitz(self, diagonals: Array, m: int, k: int) -> Array:
-        """a[i, j] = diagonals[i - j + k - 1] in memory, C-ordered, for m rows."""
-
-    def diagonal_matrix(self, diagonal: Array) -> Array:
-        """It in memory, C-ordered."""
-
-    def half(self, a: Array, half: str) -> Array:
-        """A copy of ``a`` with zeros beside its "lower" or "upper" half."""
-
-    def experts(self, tokens: Array, weights: Array, ends: Array) -> Array:
-        """Each expert's tokens, which end before ``ends``, times its weights, by the library's own kernel."""
-
-    def einsum(self, spec: str, a: Array, b: Array) -> Array:
-        """The contraction, into a new array."""
-
-    def complex_view(self, parts: Array) -> Array:
-        """An array of float32 with a last axis of 2 as one of complex64."""
-
-    def min_plus(self, a: Array, b: Array, rows: Array) -> Array:
-        """The given rows of the min-plus product, in float64."""
-
-    def row_wise(self, work: str, is_compiled: bool) -> Callable[[Array, Array, Array], Array]:
-        """A function of x, gamma and beta: "layernorm", "rmsnorm" or "softmax"; compiled by the library, if it can."""
-
-    def row_wise_title(self, is_compiled: bool) -> str:
-        """How results call it."""
-
-    def plain(self, a: Array, b: Array, out: Array) -> None:
-        """gemmkit's own product, as what a product with more to do is compared with."""
-
-    def wide_matmul(self, a: Array, b: Array, out: Array) -> None:
-        """A @ B into ``out`` of a wider type than theirs."""
-
-    def joined(self, a: Array, b: Array, axis: int) -> Array:
-        """Both side by side, in memory of its own."""
-
-    def scaled(self, array: Array, factor: float) -> Array:
-        """The array times a power of two."""
-
-    def shown(self, array: Array, shown: Any) -> tuple[Array, Array]:
-        """The array with NaN where ``shown``, a NumPy array, is False; and with zeros there."""
-
-    def largest(self, array: Array) -> Array:
-        """Of each row."""
-
-    def composed(self, work: str) -> Callable[[Any], None]:
-        """What computes a work of `bench.experiments.composed` into ``peer_out`` without gemmkit."""
-
-    def composed_title(self, work: str) -> str:
-        """How results call it, and `plain`."""
-
-    def layers(self, x: Any) -> None:
-        """A `bench.experiments.mlp.Mlp` into ``peer_out``, a product with bias and ReLU for each layer."""
-
-    def layers_title(self) -> str:
-        """How results call it."""
-
-    def of_numbers(self, numbers: Any) -> Array:
-        """A NumPy array's numbers; whole ones as int32, truths as they are."""
-
-    def as_numpy(self, array: Array) -> Any:
-        """The array on the host, in float64 or complex128."""
-
-    def rival(self, case: Any, x: Any) -> Call:
-        """A call that computes a row of `bench.experiments.versus` into ``peer_out``, by the library that it names."""
-
-    def rival_title(self, case: Any) -> str:
-        """How results call it."""
-
-    def mixed(self, case: Any, x: Any) -> Call:
-        """A call that computes a row of `bench.experiments.mixed` into ``peer_out``."""
-
-    def mixed_title(self, case: Any) -> str:
-        """How results call it."""
-
-    def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
-        """A function of q, k and v that computes a `bench.experiments.attention.Attention`."""
-
-    def attention_title(self, case: Any) -> str:
-        """How results call it."""
-
-    def limit(self, limit: Any, out: Array, first: Array) -> Call:
-        """A call of a `bench.experiments.limit.Limit`."""
-
-    def peer(self, case: Case, x: Operands) -> Call:
-        """A call that computes the case into ``x.peer_out`` without gemmkit."""
-
-    def peer_title(self, case: Case) -> str:
-        """How results call it."""
-
-
 class TorchPeers(Torch):
     """cuBLAS and cuBLASLt through PyTorch; for the GPU only."""
 
     def wide(self, array: Array, rows: Array | None = None) -> Array:
+        """The array, or some of its rows, in float64."""
         if rows is not None:
             # Rows of 8-bit floats are taken as rows of bytes: indexing knows those.
             bits = array.view(self.torch.uint8) if array.element_size() == 1 else array
@@ -129,28 +33,36 @@ class TorchPeers(Torch):
         return array.double()
 
     def toeplitz(self, diagonals: Array, m: int, k: int) -> Array:
+        """a[i, j] = diagonals[i - j + k - 1] in memory, C-ordered, for m rows."""
         return diagonals.flip(0).unfold(0, k, 1).flip(0).contiguous()
 
     def diagonal_matrix(self, diagonal: Array) -> Array:
+        """It in memory, C-ordered."""
         return self.torch.diag(diagonal)
 
     def half(self, a: Array, half: str) -> Array:
+        """A copy of ``a`` with zeros beside its "lower" or "upper" half."""
         return a.tril() if half == "lower" else a.triu()
 
     def experts(self, tokens: Array, weights: Array, ends: Array) -> Array:
+        """Each expert's tokens, which end before ``ends``, times its weights, by the library's own kernel."""
         return self.torch._grouped_mm(tokens, weights, offs=ends)
 
     def einsum(self, spec: str, a: Array, b: Array) -> Array:
+        """The contraction, into a new array."""
         return self.torch.einsum(spec, a, b)
 
     def complex_view(self, parts: Array) -> Array:
+        """An array of float32 with a last axis of 2 as one of complex64."""
         return self.torch.view_as_complex(parts)
 
     def min_plus(self, a: Array, b: Array, rows: Array) -> Array:
+        """The given rows of the min-plus product, in float64."""
         wide = b.double()
         return self.torch.stack([(row[:, None] + wide).amin(0) for row in a[rows].double()])
 
     def row_wise(self, work: str, is_compiled: bool) -> Callable[[Array, Array, Array], Array]:
+        """A function of x, gamma and beta: "layernorm", "rmsnorm" or "softmax"; compiled by the library, if it can."""
         from torch.nn import functional
 
         def layernorm(x: Array, gamma: Array, beta: Array) -> Array:
@@ -169,35 +81,43 @@ class TorchPeers(Torch):
         return self.torch.compile(call, dynamic=False)
 
     def row_wise_title(self, is_compiled: bool) -> str:
+        """How results call it."""
         return f"{'torch.compile' if is_compiled else 'PyTorch'} {self.torch.__version__}"
 
     # -- of `bench.experiments.composed` ----------------------------------------------------------------------------
 
     def plain(self, a: Array, b: Array, out: Array) -> None:
+        """gemmkit's own product, as what a product with more to do is compared with."""
         import gemmkit
 
         gemmkit.matmul(a, b, out=out)
 
     def wide_matmul(self, a: Array, b: Array, out: Array) -> None:
+        """A @ B into ``out`` of a wider type than theirs."""
         if out.dtype == a.dtype:
             self.torch.matmul(a, b, out=out)
         else:
             self.torch.mm(a, b, out_dtype=out.dtype, out=out)
 
     def joined(self, a: Array, b: Array, axis: int) -> Array:
+        """Both side by side, in memory of its own."""
         return self.torch.cat((a, b), axis)
 
     def scaled(self, array: Array, factor: float) -> Array:
+        """The array times a power of two."""
         return array * factor
 
     def shown(self, array: Array, shown: Any) -> tuple[Array, Array]:
+        """The array with NaN where ``shown``, a NumPy array, is False; and with zeros there."""
         hidden = self.torch.tensor(~shown, device="cuda")
         return array.masked_fill(hidden, float("nan")), array.masked_fill(hidden, 0)
 
     def largest(self, array: Array) -> Array:
+        """Of each row."""
         return array.amax(-1)
 
     def composed(self, work: str) -> Callable[[Any], None]:
+        """What computes a work of `bench.experiments.composed` into ``peer_out`` without gemmkit."""
         torch = self.torch
 
         def gate(wide: Array) -> Array:
@@ -235,6 +155,7 @@ class TorchPeers(Torch):
         return found
 
     def composed_title(self, work: str) -> str:
+        """How results call it, and `plain`."""
         titles = {
             "glu": "torch.matmul of 2 N columns, then an element-wise kernel by torch.compile",
             "softmax": "torch.matmul, torch.softmax",
@@ -253,32 +174,40 @@ class TorchPeers(Torch):
             h = out
 
     def layers_title(self) -> str:
+        """How results call it."""
         return f"torch._addmm_activation, a call for each layer (torch {self.torch.__version__})"
 
     def of_numbers(self, numbers: Any) -> Array:
+        """A NumPy array's numbers; whole ones as int32, truths as they are."""
         kinds = {"i": self.torch.int32, "u": self.torch.int32, "b": self.torch.bool}
         kind = kinds.get(numbers.dtype.kind, self.torch.float32)
         return self.torch.tensor(numbers, dtype=kind, device="cuda")
 
     def as_numpy(self, array: Array) -> Any:
+        """The array on the host, in float64 or complex128."""
         return array.to(self.torch.complex128 if array.is_complex() else self.torch.float64).cpu().numpy()
 
     def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
+        """A function of q, k and v that computes a `bench.experiments.attention.Attention`."""
         return torch_attention.by_cudnn(case) if case.by_cudnn else torch_attention.by_flex(case)
 
     def attention_title(self, case: Any) -> str:
+        """How results call it."""
         if case.by_cudnn:
             return f"cuDNN {self.torch.backends.cudnn.version()} (torch {self.torch.__version__})"
         return f"FlexAttention (torch {self.torch.__version__})"
 
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
+        """A call of a `bench.experiments.limit.Limit`."""
         call: Call = limit.bind(out, first)
         return call
 
     def rival(self, case: Any, x: Any) -> Call:
+        """A call that computes a row of `bench.experiments.versus` into ``peer_out``, by the library that it names."""
         return rivals.make(case.of, case.rival, x)
 
     def rival_title(self, case: Any) -> str:
+        """How results call it."""
         return rivals.version(case.rival)
 
     # -- float16 into float32 ---------------------------------------------------------------------------------------
@@ -288,6 +217,7 @@ class TorchPeers(Torch):
         return CublasLt(self.torch)
 
     def mixed(self, case: Any, x: Any) -> Call:
+        """A call that computes a row of `bench.experiments.mixed` into ``peer_out``."""
         torch, lt, work = self.torch, self._lt, case.work
         if hasattr(x, "planes"):
             return self._planes(case, x)
@@ -340,6 +270,7 @@ class TorchPeers(Torch):
         return call
 
     def mixed_title(self, case: Any) -> str:
+        """How results call it."""
         name = f"cuBLASLt {self._lt.version()}"
         if hasattr(case, "terms"):
             how = "A transposed, then a product" if hasattr(case, "spec") else f"{case.products} products of planes"
@@ -382,6 +313,7 @@ class TorchPeers(Torch):
     # -- fusions ----------------------------------------------------------------------------------------------------
 
     def peer(self, case: Case, x: Operands) -> Call:
+        """A call that computes the case into ``x.peer_out`` without gemmkit."""
         fusions: dict[str, Callable[[Operands], None]] = {
             "bias": self._bias,
             "bias relu": self._bias_relu,
@@ -401,6 +333,7 @@ class TorchPeers(Torch):
         return lambda: self.product(case.kind, x.a, x.b, x.peer_out)
 
     def peer_title(self, case: Case) -> str:
+        """How results call it."""
         if case.kind.startswith("e4m3"):
             fast = case.kind.endswith("fast")
             return f"cuBLAS (torch {self.torch.__version__}): torch._scaled_mm, use_fast_accum={fast}"

@@ -8,13 +8,15 @@ Both are gemmkit's, on the same teams of threads, timed in turns in one run (`be
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gemmkit
-from bench import hopper, report
+from bench import hopper
 from bench.experiments.rows import COLUMNS, ROWS, WORKS, RowWise
 from bench.harness import Call, Row, Work, compare, input_sets
+from bench.turns import command
 from gemmkit import programs as gp
 
 
@@ -67,26 +69,22 @@ def measured(lib: Any, work: str, kind: str, rows: int, columns: int, pairs: int
                    further={"group": "row_programs"})
 
 
+def every(options: Any) -> Iterator[Row]:
+    lib = hopper.peers()
+    for work, kind, columns in itertools.product(options.works or WORKS, ("f16", "bf16"), options.columns):
+        row = measured(lib, work, kind, options.rows, columns)
+        print(f"{work:>9} {kind:>4} {options.rows} x {columns}: {row['ours_us']:8.1f} us, by hand "
+              f"{row['peer_us']:8.1f} us, ratio {row['ratio']:.3f}", flush=True)
+        yield row
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--columns", type=int, nargs="*", default=list(COLUMNS))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(prog="python -m bench.row_programs", description=__doc__.splitlines()[0])
-    made.add_argument("works", nargs="*", metavar="work", help=f"of {', '.join(WORKS)}; all if none is named")
-    made.add_argument("--rows", type=int, default=ROWS)
-    made.add_argument("--columns", type=int, nargs="*", default=list(COLUMNS))
-    made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args(arguments)
-    for work in options.works:
-        if work not in WORKS:
-            made.error(f"{work!r} is none of {', '.join(WORKS)}")
-    lib, found = hopper.peers(), []
-    for work in options.works or WORKS:
-        for kind in ("f16", "bf16"):
-            for columns in options.columns:
-                row = measured(lib, work, kind, options.rows, columns)
-                found.append(row)
-                print(f"{work:>9} {kind:>4} {options.rows} x {columns}: {row['ours_us']:8.1f} us, by hand "
-                      f"{row['peer_us']:8.1f} us, ratio {row['ratio']:.3f}", flush=True)
-    report.write(report.document("row_programs", found, lib.device()), report.results_path("row_programs", options.out))
-    return 0
+    return command("row_programs", __doc__, every, arguments, WORKS, add=add)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,15 @@ times are no measurement.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 import gemmkit as gk
 import gemmkit.torch
-from bench import report
-from bench.attention_backward import elapsed
 from bench.harness import WrongResult
+from bench.turns import command, rows, times_of_events
 from gemmkit.functions.rows import to_float8
 
 TOLERANCE = 1e-2                       # of the largest element
@@ -97,34 +94,20 @@ def row(case: ScaledCase, device: str, count: int = CALLS, turns: int = TURNS) -
         raise WrongResult(f"{case}: differs from the product in float32 by {error:.4f} of the largest element, the peer by "
                           f"{of_peer:.4f}")
     del wanted
-    taken: dict[str, list[float]] = {name: [] for name in timed}
-    for call in timed.values():
-        elapsed(call, device, BEFORE if device == "cuda" else 1)
-    for _ in range(turns):
-        for name, call in timed.items():
-            taken[name].append(elapsed(call, device, count))
-    ours, peer = (statistics.median(of) for of in taken.values())
-    made = dict(work=case.work, dtype="float8_e4m3fn", m=case.m, n=case.n, k=case.k, layout="nt", ours_us=round(ours, 2),
-                peer=list(timed)[1], peer_us=round(peer, 2), ratio=round(peer / ours, 4), error=error,
-                peer_error=of_peer, graph=False, group="scaled")
-    print(f"{case}: {ours:.1f} us, {2 * case.m * case.n * case.k / ours / 1e6:.0f} TF, {made['ratio']} of {made['peer']}",
-          flush=True)
+    taken = times_of_events(timed, device, count, turns, BEFORE if device == "cuda" else 1)
+    (made,) = rows("scaled", case.work, case[1:], taken, error, flops=2 * case.m * case.n * case.k, dtype="float8_e4m3fn",
+                   layout="nt", graph=False, peer_error=of_peer)
     return made
 
 
+def measured(options: Any) -> Iterator[dict[str, Any]]:
+    trial = (1, 1) if options.device == "cpu" else ()
+    for size in SMALL if trial else SIZES:
+        yield from (row(ScaledCase(work, *size), options.device, *trial) for work in WORKS)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.scaled", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small cases, in the emulator")
-    options = parser.parse_args(arguments)
-    if options.device == "cpu":
-        with gk.emulate():
-            made = [row(ScaledCase(work, *size), "cpu", 1, 1) for size in SMALL for work in WORKS]
-    else:
-        made = [row(ScaledCase(work, *size), "cuda") for size in SIZES for work in WORKS]
-    name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()
-    report.write(report.document("scaled", made, name), report.results_path("scaled", options.out))
-    return 0
+    return command("scaled", __doc__, measured, arguments, on_cpu=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ All are CUDA graphs, timed in turns in one run (`bench.turns`). Results are comp
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ import numpy as np
 import torch
 
 import gemmkit as gk
-from bench import report
-from bench.turns import times
+from bench.turns import Calls, command, error_of, times
+from bench.turns import rows as rows_of
 
 TOLERANCE = 6e-3                       # of two float16 results
 
@@ -55,20 +54,12 @@ PAGED = (PagedCase(16, 32, 8, 1, 4096, 128), PagedCase(64, 32, 8, 1, 1024, 128),
 PAGES = 16, 64, 256                    # rows of a page
 
 
-def row(kind: str, work: str, case: PackedCase | PagedCase, peer: str,
-        calls: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Raises ValueError where the results differ."""
-    ours, other = (calls[name]().float() for name in ("ours", peer))
-    error = float((ours - other).abs().max() / other.abs().max())
-    if not error <= TOLERANCE:
-        raise ValueError(f"{work} {case}: results differ by {error:.4f} of the largest element")
-    found = times(calls)
+def row(kind: str, work: str, case: PackedCase | PagedCase, calls: Calls) -> dict[str, Any]:
+    """Raises `bench.harness.WrongResult` where the results differ."""
+    error = error_of(f"{work} {case}", calls["ours"](), list(calls.values())[1](), TOLERANCE)
     rows = case.sequences * case.length if isinstance(case, PackedCase) else case.batch * case.queries
     keys = case.length if isinstance(case, PackedCase) else case.keys
-    made = dict(work=work, dtype="float16", m=rows, n=keys, k=case.head_dim, layout="nn", ours_us=round(found["ours"], 2),
-                peer=peer, peer_us=round(found[peer], 2), ratio=round(found[peer] / found["ours"], 4), error=error,
-                graph=True, group=kind)
-    print(f"{work}: {made['ours_us']} us, {made['ratio']} of {peer}", flush=True)
+    (made,) = rows_of(kind, work, (rows, keys, case.head_dim), times(calls), error)
     return made
 
 
@@ -88,7 +79,7 @@ def packed(case: PackedCase, rng: np.random.Generator) -> dict[str, Any]:
     theirs = partial(varlen_attn, q, k, v, offsets, offsets, max(lengths), max(lengths),
                      window_size=(-1, 0) if case.causal else (-1, -1))
     name = f"{'causal' if case.causal else 'plain'}, {case.sequences} sequences of {'about ' * case.drawn}{case.length}"
-    return row("packed", f"{name} x {case.heads} heads", case, "varlen_attn", {"ours": ours, "varlen_attn": theirs})
+    return row("packed", f"{name} x {case.heads} heads", case, {"ours": ours, "varlen_attn": theirs})
 
 
 def paged(case: PagedCase, page: int) -> dict[str, Any]:
@@ -102,22 +93,21 @@ def paged(case: PagedCase, page: int) -> dict[str, Any]:
     for x, of in zip((k, v), pages):
         of[table.long()] = x.reshape(batch, kv_heads, each, page, head_dim).transpose(1, 2)
     given = dict(mask=gk.masks.Causal(), key_lengths=lengths)
-    calls: dict[str, Callable[[], Any]] = {
+    calls: Calls = {
         "ours": partial(gk.attention, q, *pages, pages=table, out=torch.empty_like(q), **given),
         "contiguous": partial(gk.attention, q, k, v, out=torch.empty_like(q), **given)}
     work = f"pages of {page}: {batch} x {heads} heads ({kv_heads} of k), {queries} over {keys}"
-    return row("pages", work, case, "contiguous", calls)
+    return row("pages", work, case, calls)
+
+
+def measured(options: object) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(5)
+    yield from (packed(case, rng) for case in PACKED)
+    yield from (paged(case, page) for case in PAGED for page in PAGES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.sequences", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = parser.parse_args(arguments)
-    rng = np.random.default_rng(5)
-    rows = [packed(case, rng) for case in PACKED] + [paged(case, page) for case in PAGED for page in PAGES]
-    report.write(report.document("sequences", rows, torch.cuda.get_device_name()),
-                 report.results_path("sequences", options.out))
-    return 0
+    return command("sequences", __doc__, measured, arguments)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,15 @@ PyTorch's.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 import gemmkit as gk
-from bench import report
 from bench.derived import attention
-from bench.turns import times
+from bench.turns import Calls, command, error_of, times
+from bench.turns import rows as rows_of
 
 D = 128
 #: (matrices of a stack, rows of Q, rows of K)
@@ -30,21 +29,15 @@ SHAPES = ((8, 16, 32768), (8, 1, 8192), (32, 16, 8192), (1, 64, 65536), (2, 128,
 LONG = 64, 2048, 2048
 
 
-def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], Any]],
-        compared: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
-    """One for each thing that "ours" is beside. Raises ValueError where two results that are ``compared`` differ."""
+def row(work: str, shape: tuple[int, int, int], calls: Calls, compared: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
+    """One for each thing that "ours" is beside. Raises `bench.harness.WrongResult` where two results that are ``compared``
+    differ."""
     for call in calls.values():
         call()
-    error = max(float((one.float() - exact.float()).abs().max() / exact.float().abs().max()) for one, exact in compared)
-    if not error <= 1e-2:
-        raise ValueError(f"{work} {shape}: results differ by {error:.3f} of the largest element")
-    found = times(calls)
-    print(work, shape, {name: round(taken, 1) for name, taken in found.items()}, flush=True)
+    error = max(error_of(f"{work} {shape}", one, exact, 1e-2) for one, exact in compared)
     count, rows, places = shape
-    return [dict(work=f"{work}: {count} x {rows} rows, {places} keys", dtype="float16", m=rows, n=places, k=D, layout="nn",
-                 ours_us=round(found["ours"], 2), peer=name, peer_us=round(taken, 2), ratio=round(taken / found["ours"], 4),
-                 error=error, graph=True, group="lengths" if work.startswith("lengths") else "shares")
-            for name, taken in found.items() if name != "ours"]
+    return rows_of("lengths" if work.startswith("lengths") else "shares", f"{work}: {count} x {rows} rows, {places} keys",
+                   (rows, places, D), times(calls), error)
 
 
 def heads(count: int, rows: int, places: int) -> tuple[Any, Any, Any]:
@@ -87,13 +80,13 @@ def lengths(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
                {"ours": ours, "all of them": every, "no stop=": without}, [(o, exact), (of_all, of_none)])
 
 
+def measured(options: object) -> Iterator[dict[str, Any]]:
+    yield from (one for shape in SHAPES for one in shares(shape))
+    yield from lengths(LONG)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(prog="python -m bench.shares", description=__doc__.splitlines()[0])
-    made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args(arguments)
-    rows = [one for shape in SHAPES for one in shares(shape)] + lengths(LONG)
-    report.write(report.document("shares", rows, torch.cuda.get_device_name()), report.results_path("shares", options.out))
-    return 0
+    return command("shares", __doc__, measured, arguments)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,13 @@ median. Losses and gradients are compared before.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 import gemmkit.torch
-from bench import report
+from bench.turns import command, rows, times_of_events
 
 ROWS, WIDTH, LAYERS = 8192, 4096, 3
 CALLS, TURNS, WARM = 10, 9, 4
@@ -78,45 +76,24 @@ def compared(ours: Any, theirs: Any, x: Any) -> float:
     return worst
 
 
-def timed(call: Callable[[], Any], calls: int) -> float:
-    """Microseconds a call, on the GPU."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call()
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / calls * 1e3
-
-
 def row(work: str, ours: Callable[[], Any], theirs: Callable[[], Any], error: float) -> dict[str, Any]:
-    for _ in range(WARM):
-        ours(), theirs()
-    found = [(timed(ours, CALLS), timed(theirs, CALLS)) for _ in range(TURNS)]
-    one, other = (statistics.median(times) for times in zip(*found))
-    ratio = statistics.median(b / a for a, b in found)
-    print(f"{work}: {one:.0f} us, torch.nn.Linear {other:.0f} us, ratio {ratio:.3f}", flush=True)
-    return dict(work=work, dtype="float16", m=ROWS, n=WIDTH, k=WIDTH, layout="nn", ours_us=round(one, 1),
-                peer="torch.nn.Linear", peer_us=round(other, 1), ratio=round(ratio, 4), error=error,
-                graph=work.endswith("graph"), group="training")
+    taken = times_of_events({"ours": ours, "torch.nn.Linear": theirs}, "cuda", CALLS, TURNS, WARM)
+    (made,) = rows("training", work, (ROWS, WIDTH, WIDTH), taken, error, graph=work.endswith("graph"))
+    return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__.splitlines()[0])
-    made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args(arguments)
+def measured(options: object) -> Iterator[dict[str, Any]]:
     x = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.float16)
-    rows = []
     for work, kind, mode in (("forward", forward, None), ("step", step, None), ("step in a graph", step, "reduce-overhead")):
         pair = models(WIDTH, "cuda", torch.float16)
         compiled = [torch.compile(model, fullgraph=True, mode=mode) for model in pair]
         error = 0.0 if kind is forward else compared(compiled[0], compiled[1], x)
-        rows.append(row(work, kind(compiled[0], x), kind(compiled[1], x), error))
+        yield row(work, kind(compiled[0], x), kind(compiled[1], x), error)
         torch._dynamo.reset()
-    content = report.document("training", rows, torch.cuda.get_device_name())
-    report.write(content, report.results_path("training", options.out))
-    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("training", __doc__, measured, arguments)
 
 
 if __name__ == "__main__":

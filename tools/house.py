@@ -211,9 +211,10 @@ def _asks(function: ast.FunctionDef) -> bool:
 def _goes_on(function: ast.FunctionDef) -> bool:
     """Whether a handler of ConfigError calls something in its place, or lets a loop go on with more than an error that is
     told."""
-    loops = [node for node in ast.walk(function) if isinstance(node, (ast.For, ast.While))]
-    tries = {node: any(node in ast.walk(loop) for loop in loops) for node in ast.walk(function) if isinstance(node, ast.Try)}
-    for tried, is_in_loop in tries.items():
+    inside = list(ast.walk(function))
+    tries = [node for node in inside if isinstance(node, ast.Try)]
+    for tried in tries:
+        is_in_loop = any(tried in ast.walk(loop) for loop in inside if isinstance(loop, (ast.For, ast.While)))
         for handler in tried.handlers:
             if handler.type is None or "ConfigError" not in ast.unparse(handler.type):
                 continue

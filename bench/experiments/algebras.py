@@ -14,12 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import gemmkit
-from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
+from bench.experiments.experiment import ITEMSIZES, SAMPLED_ROWS, Experiment, Lib
 from bench.harness import Call
 from gemmkit import operators
 
 N = 4096
-SAMPLED_ROWS = 64  # of the result, compared with float64
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,6 @@ class AlgebraProduct(Experiment):
     def title(self, lib: Lib) -> str:
         return f"{lib.peer_name()}: {self.products} real products"
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.out)
-
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         """The worst part's."""
         rows = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
@@ -119,9 +115,6 @@ class ComplexProduct(AlgebraProduct):
 
     def title(self, lib: Lib) -> str:
         return f"{lib.peer_name()}: complex64"
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.peer_out)
 
 
 def algebras(n: int = N) -> Iterator[Experiment]:

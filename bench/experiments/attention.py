@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 import gemmkit
-from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
+from bench.experiments.experiment import ITEMSIZES, SAMPLED_ROWS, Experiment, Lib
 from bench.harness import Call
 
 WINDOW, CAP, SHARE, DOCUMENTS = 1024, 30.0, 8, 8
-SAMPLED_ROWS = 64
 LONG = ((4, 16, 4096, 128), (2, 16, 16384, 128), (4, 16, 4096, 64), (32, 16, 384, 64),
         *((4, 32, n, 128) for n in (2048, 4096, 8192, 16384)))  # fmt: skip
 BAR, AIM = 1.0, 1.1                    # of each row of the first group; those of the means are in `bench.verdicts.MEANS`
@@ -107,13 +106,7 @@ class Attention(Experiment):
     def title(self, lib: Lib) -> str:
         return str(lib.attention_title(self))
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.out)
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.peer_out)
-
-    def _error(self, lib: Lib, x: Any, out: Any) -> float:
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         """Of the last queries of the last head of all, and of the first of the first."""
         count = min(SAMPLED_ROWS, self.queries)
         errors = []

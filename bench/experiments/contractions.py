@@ -109,16 +109,10 @@ class Contraction(Experiment):
     def title(self, lib: Lib) -> str:
         return f"{lib.peer_name()}: einsum"
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.out)
-
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         if x.reference is None:
             x.reference = lib.einsum(self.spec, lib.wide(x.a), lib.wide(x.b))
         return float(lib.relative_error(out, x.reference))
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.peer_out)
 
 
 def contraction() -> Iterator[Contraction]:

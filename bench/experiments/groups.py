@@ -157,13 +157,7 @@ class Experts(Experiment):
         name = lib.peer_name()
         return f"torch._grouped_mm ({name})" if self.versus == "_grouped_mm" else f"{name}: a call for each"
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.out)
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.peer_out)
-
-    def _error(self, lib: Lib, x: Any, out: Any) -> float:
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         """Of the expert that has most tokens, and of the last that has any."""
         some = [e for e, rows in enumerate(x.rows) if rows.stop > rows.start]
         looked_at = max(some, key=lambda e: x.rows[e].stop - x.rows[e].start), some[-1]

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import gemmkit
-from bench.experiments.experiment import Experiment, Lib
+from bench.experiments.experiment import SAMPLED_ROWS, Experiment, Lib
 from bench.experiments.limit import CHAINS, Limit
 from bench.harness import Call
 from gemmkit.operators import MIN_PLUS
 from gemmkit.runtime.device import target
 
 N = 4096
-SAMPLED_ROWS = 64  # of the result, compared with float64
 
 
 @dataclass(frozen=True)

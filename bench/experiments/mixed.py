@@ -150,9 +150,6 @@ class MixedAlgebra(AlgebraProduct):
                   for part, wanted in zip(parts, self.reference(lib, x, rows))]
         return next((e for e in errors if e != e), max(errors))
 
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.peer_out)
-
 
 @dataclass(frozen=True)
 class MixedContraction(Contraction):

@@ -58,13 +58,7 @@ class Mlp(Experiment):
     def title(self, lib: Lib) -> str:
         return str(lib.layers_title())
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.out)
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.peer_out)
-
-    def _error(self, lib: Lib, x: Any, out: Any) -> float:
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         some = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
         h = lib.wide(x.a, some)
         for w, b in zip(x.weights, x.biases):

@@ -16,8 +16,7 @@ from typing import Any
 
 import gemmkit
 from bench.cases import DTYPES, KINDS
-from bench.experiments.algebras import SAMPLED_ROWS
-from bench.experiments.experiment import Lib
+from bench.experiments.experiment import SAMPLED_ROWS, Lib
 from bench.experiments.types import ORDERS, Product
 from bench.harness import Call
 

@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import gemmkit
-from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
+from bench.experiments.experiment import ITEMSIZES, SAMPLED_ROWS, Experiment, Lib
 from bench.harness import Call
 
 ROWS = 16384
 COLUMNS = (768, 1024, 2048, 4096, 8192, 16384)
 WORKS = ("layernorm", "rmsnorm", "softmax")
-SAMPLED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,7 @@ class RowWise(Experiment):
     def title(self, lib: Lib) -> str:
         return str(lib.row_wise_title(self.is_compiled))
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.out)
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.peer_out)
-
-    def _error(self, lib: Lib, x: Any, out: Any) -> float:
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         some = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
         expected = lib.row_wise(self.work, False)(lib.wide(x.x, some), lib.wide(x.gamma), lib.wide(x.beta))
         return float(lib.relative_error(out[some], expected))

@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import gemmkit
-from bench.experiments.algebras import SAMPLED_ROWS
 from bench.experiments.attention import Attention
 from bench.experiments.composed import Composed
 from bench.experiments.experiment import Experiment, Lib
@@ -92,19 +91,6 @@ class Scheduled(Experiment):
         if self.order == "tt":                                # the transpose, of the same memory: all row-major
             return lambda: lib.matmul(x.b.T, x.a.T, x.peer_out.T)
         return lambda: lib.wide_matmul(x.a, x.b, x.peer_out)
-
-    def title(self, lib: Lib) -> str:
-        return str(lib.peer_name())
-
-    def error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.out)
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self._error(lib, x, x.peer_out)
-
-    def _error(self, lib: Lib, x: Any, out: Any) -> float:
-        rows = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
-        return float(lib.relative_error(lib.wide(out, rows), lib.wide(x.a, rows) @ lib.wide(x.b)))
 
 
 # -- listings and decompositions -----------------------------------------------------------------------------------------

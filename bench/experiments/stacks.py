@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from bench.experiments.experiment import ITEMSIZES, Lib, Matmul
+from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
 
 # kind, products, size: the bar is issue 13's, for the families as they are then.
 STACKS = (
@@ -17,7 +17,7 @@ BAR, AIM = 1 / 1.3, 0.93
 
 
 @dataclass(frozen=True)
-class Stack(Matmul):
+class Stack(Experiment):
     """``count`` products of m x n x k."""
 
     count: int = 1

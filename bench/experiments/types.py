@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import gemmkit
-from bench.experiments.algebras import SAMPLED_ROWS, ComplexProduct
-from bench.experiments.experiment import Lib, Matmul
+from bench.experiments.algebras import ComplexProduct
+from bench.experiments.experiment import Experiment, Lib
 from bench.harness import Call
 
 SIZES = (512, 1024, 2048, 4096, 8192)
@@ -34,7 +34,7 @@ SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (409
 
 
 @dataclass(frozen=True)
-class Product(Matmul):
+class Product(Experiment):
     """One product of two matrices in an order: "n" for row by row, "t" for the transposed view of such an array."""
 
     order: str = "nn"
@@ -56,13 +56,6 @@ class Product(Matmul):
         b = self.matrix(lib, self.k, self.n, self.order[1], 2 * i + 1)
         outs = [lib.empty(self.m, self.n, self.kind) for _ in range(2)]
         return SimpleNamespace(a=a, b=b, out=outs[0], peer_out=outs[1])
-
-    def title(self, lib: Lib) -> str:
-        return str(lib.peer_name())
-
-    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
-        rows = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
-        return float(lib.relative_error(lib.wide(out, rows), lib.wide(x.a, rows) @ lib.wide(x.b)))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@
                   what is ordered before what
     agents        checked memory accesses; TMA as agents beside the threads; streams, early starts
     copies        what TMA and the copies of threads move
-    barriers      mbarriers, barriers of a cluster, counters
-    tensor_cores  wgmma, and what is in flight
+    barriers      mbarriers, barriers of a cluster, counters; wgmma, and what is in flight
     errors        the faults, and the page that draws one
     functions     device functions in Python; user_code: a user's functions, checked
     recording     what a launch did, event by event, where it is asked for
@@ -20,6 +19,5 @@ if TYPE_CHECKING:
     from gemmkit.emulator import agents as agents
     from gemmkit.emulator import barriers as barriers
     from gemmkit.emulator import copies as copies
-    from gemmkit.emulator import tensor_cores as tensor_cores
 else:
     __getattr__, __dir__ = public_names(globals())             # instructions ask for modules when they are emulated

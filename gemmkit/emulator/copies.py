@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gemmkit.emulator.agents import AsyncUnit, Bytes
-from gemmkit.emulator.barriers import Mbarrier, fault, find
+from gemmkit.emulator.barriers import Mbarrier, accumulate, fault, find
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.lang.host import Site, here
 from gemmkit.runtime.array_info import ArrayInfo
@@ -184,11 +184,14 @@ class Stores:
         self._last = 0  # the group of the last store, and its place
         self._site: Site | None = None
 
-    def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int) -> None:
-        """A box from `offset` of shared memory; what is out of the tensor is left out."""
+    def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int,
+              adds: bool = False) -> None:
+        """A box from `offset` of shared memory; what is out of the tensor is left out. What `adds` is of float32."""
         coordinates = _checked(thread, tensor_map, coordinates)
         if min(coordinates) < 0:
             raise fault(thread, f"a store to {coordinates} of {tensor_map!r}: coordinates of a store must not be negative")
+        if adds and tensor_map.spec.dtype != np.float32:
+            raise fault(thread, f"tma_add to {tensor_map!r} of {tensor_map.spec.dtype}; it adds float32")
         row = tensor_map.dims[0] * tensor_map.spec.dtype.itemsize
         if row % CHUNK:
             raise fault(thread, f"a store to {tensor_map!r}, whose rows have {row} bytes: TMA would write up to the "
@@ -212,7 +215,10 @@ class Stores:
                     source = offset + CHUNK * int(where[low // CHUNK]) + first - low
                     box[first:last] = reader.read(shared, source, last - first, size)
         for address, at, part in rows:
-            writer.write(tensor_map.memory, address, box[at:at + part], size)
+            if adds:
+                accumulate(tensor_map.memory, address, box[at:at + part].view(np.float32))
+            else:
+                writer.write(tensor_map.memory, address, box[at:at + part], size)
 
     def commit(self) -> None:
         """Closes a group."""
@@ -275,10 +281,6 @@ class PendingCopies:
         self.started: list[PendingCopy] = []
         self.groups: list[list[PendingCopy]] = []
 
-    @property
-    def are_pending(self) -> bool:
-        return bool(self.started or any(self.groups))
-
 
 def start(thread: Thread, offset: int, memory: Memory, address: int | None, nbytes: int, there: int | None = None) -> None:
     """Starts a copy to `offset` of shared memory; zeros where there is no `address`, and behind the first bytes that are
@@ -326,8 +328,9 @@ def arrive(thread: Thread, barrier: Mbarrier) -> None:
 
 
 def check_arrival(thread: Thread) -> None:
-    """Raises ProtocolError where the thread would tell others of copies that may still be on their way."""
-    if thread.copies is not None and thread.copies.are_pending:
+    """Raises ProtocolError where the thread would tell others of copies that may still be on their way. (For a group that it
+    has committed it waits by itself.)"""
+    if thread.copies is not None and thread.copies.started:
         raise fault(thread, "a thread arrives while copies that it has started are on their way; call copies_arrive")
 
 

@@ -18,12 +18,11 @@ import numpy as np
 from gemmkit.components import Component, arrays_of, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.agents import running
-from gemmkit.emulator.barriers import Mbarrier
+from gemmkit.emulator.barriers import Mbarrier, TensorCores
 from gemmkit.emulator.copies import EmulatedTensorMap, Stores
 from gemmkit.emulator.errors import EmulatorError, Launched
 from gemmkit.emulator.machine import Kinds, chosen
 from gemmkit.emulator.memory import Memory
-from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.emulator.user_code import arguments, kernel_code
 from gemmkit.lang import source
 from gemmkit.lang.errors import ComponentError
@@ -199,9 +198,9 @@ def _kinds(note: Any) -> Kinds:
             return group
 
     class BulkStores(Stores):
-        def store(self, thread: Any, tensor_map: Any, coordinates: Any, offset: int) -> None:
+        def store(self, thread: Any, tensor_map: Any, coordinates: Any, offset: int, adds: bool = False) -> None:
             event("stored", thread, int(offset), tensor_map.spec.box_bytes)
-            super().store(thread, tensor_map, coordinates, offset)
+            super().store(thread, tensor_map, coordinates, offset, adds)
 
         def wait(self, thread: Any, pending: int, done: bool) -> None:
             super().wait(thread, pending, done)

@@ -29,11 +29,10 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from gemmkit.emulator import memory
 from gemmkit.emulator.agents import Agent, Bytes, NotYet, running
-from gemmkit.emulator.barriers import ClusterBarrier, Mbarrier, RegisterFile, leave
+from gemmkit.emulator.barriers import ClusterBarrier, Mbarrier, RegisterFile, TensorCores, leave
 from gemmkit.emulator.copies import PendingCopies, Stores
 from gemmkit.emulator.errors import CoordinateError, DeadlockError, DivergenceError, UninitialisedRead, Waiter
 from gemmkit.emulator.memory import Clock, Memory, Vector, for_array, join
-from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.lang import host
 from gemmkit.lang.host import Site, current, here, is_same_place
 
@@ -327,7 +326,7 @@ class Thread(Agent):
         stores: the copies to global memory that it has asked for, if it has.
         copies: the copies to shared memory that it has started, if it has (`gemmkit.emulator.copies`).
         register_fences, touched, touched_a: its calls of `wgmma_fence`, and how many there were when it could last touch
-            accumulators, and registers of A (`gemmkit.emulator.tensor_cores`).
+            accumulators, and registers of A (`gemmkit.emulator.barriers`).
     """
 
     __slots__ = ("_scheduler", "copies", "fiber", "lane", "register_fences", "stores", "thread_index", "touched",

@@ -529,7 +529,7 @@ class LinearCombination(Epilogue):
             return convert_all(self.layout.dtype, multiples)
         beta = self.beta.value() if self.is_beta_held else self.beta
         c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
-        return convert_all(self.layout.dtype, apply(plus_multiple, multiples, c, beta, self.is_beta_left))
+        return convert_all(self.layout.dtype, apply(lambda x, n: x + multiple(c[n], n, beta, self.is_beta_left), multiples))
 
     def finish_without(self, values: Elements, tile: Any, shape: Any) -> Elements:
         """beta C, where alpha is 0."""
@@ -591,10 +591,6 @@ def multiple(x: Numeric, n: int, alpha: Numeric, is_left: bool) -> Any:
     if is_left:
         return alpha * x
     return x * alpha
-
-
-def plus_multiple(x: Numeric, n: int, c: Elements, beta: Numeric, is_left: bool) -> Any:
-    return x + multiple(c[n], n, beta, is_left)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ class Normalise(Reducing):
             return values
         # 2. The part is the row, or the cluster's parts are.
         wholes = group.whole_rows(self, states, at) if self.across > 1 else states
-        factors, shifts = apply(factor_of, states, self, wholes, at), apply(shift_of, states, self, wholes, at)
+        factors = apply(lambda state, r: self.factor(state, wholes[r], at.shape), states)
+        shifts = apply(lambda state, r: self.shift(state, wholes[r], at.shape), states)
         return apply(finished_value, values, self, group, factors, shifts, at)
 
     def keep(self, state: Any, i: int, slot: int, shape: StackShape) -> None:
@@ -231,14 +232,6 @@ def multiplied(x: Numeric, n: int, factor: Numeric) -> Any:
     return x * factor
 
 
-def factor_of(state: Any, r: int, epilogue: Any, wholes: tuple[Any, ...], at: Any) -> Any:
-    return epilogue.factor(state, wholes[r], at.shape)
-
-
-def shift_of(state: Any, r: int, epilogue: Any, wholes: Elements, at: Any) -> Any:
-    return epilogue.shift(state, wholes[r], at.shape)
-
-
 def finished_value(x: Numeric, n: int, epilogue: Any, group: Lanes, factors: Elements, shifts: Elements, at: Any) -> Any:
     r = group.row(n)
     return epilogue.finished((x,), factors[r], shifts[r], group.column(n, at))[0]
@@ -280,7 +273,7 @@ class Softmax(Normalise):
 
     def standard(self, values: Elements, group: Any, at: Any) -> Elements:
         tops = group.row_states(self.largest, values, at)
-        raised = apply(raised_value, values, self, group, tops)
+        raised = apply(lambda x, n: power(self, difference(x, self.finite(tops[group.row(n)]))), values)
         return raised, apply(softmax_state, tops, self, group.row_states(self.total, raised, at))
 
     def nothing(self) -> Any:
@@ -305,10 +298,6 @@ class Softmax(Normalise):
     @property
     def is_narrow(self) -> bool:
         return bool(self.dtype == np.float32 and self.stored.itemsize == 2)
-
-
-def raised_value(x: Numeric, n: int, softmax: Any, group: Lanes, tops: Elements) -> Any:
-    return power(softmax, difference(x, softmax.finite(tops[group.row(n)])))
 
 
 def softmax_state(top: Numeric, r: int, softmax: Any, totals: Elements) -> Any:
@@ -416,7 +405,7 @@ class LayerNorm(Norm):
     def standard(self, values: Elements, group: Any, at: Any) -> Elements:
         count = convert(self.dtype, group.held_columns(at))
         means = apply(divided, group.row_states(self.total, values, at), count)
-        values = apply(centred_value, values, group, means)
+        values = apply(lambda x, n: x - means[group.row(n)], values)
         sums = group.row_states(self.squares, values, at)
         return apply(scaled_value, values, group, apply(scale_of, sums, self)), apply(moments, means, self, sums, count)
 
@@ -453,10 +442,6 @@ class LayerNorm(Norm):
 
 def divided(x: Numeric, n: int, count: Any) -> Any:
     return x / count
-
-
-def centred_value(x: Numeric, n: int, group: Lanes, means: Elements) -> Any:
-    return x - means[group.row(n)]
 
 
 def moments(mean: Numeric, r: int, norm: Any, sums: Elements, count: Any) -> Any:

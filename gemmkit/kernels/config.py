@@ -34,8 +34,9 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import narrows, refusal
 from gemmkit.lang.number_rules import part_dtypes
-from gemmkit.layouts import ArrayLayout, ColumnInterleaved, GlobalLayout, Plain, ResultLayout, Zero
+from gemmkit.layouts import ArrayLayout, ColumnInterleaved, GlobalLayout, GroupQuantised, Plain, ResultLayout, Zero
 from gemmkit.layouts.joined import OCTET
+from gemmkit.layouts.quantised import FLOAT8_WEIGHTS, QuantisedTranspose
 from gemmkit.operators import Operator
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.base import units
@@ -288,6 +289,7 @@ def validate(config: Config) -> None:
     check_stream_k(config.kernel, config.splits)
     _validate_fold(config)
     _validate_packed(config)
+    _validate_quantised(config)
     if config.global_d_layout.is_discarded:
         _validate_discarded(config)
     if config.global_d_layout.is_half:
@@ -364,6 +366,13 @@ def _check_global_layout(name: str, layout: ArrayLayout) -> None:
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:
         rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
+
+
+def _validate_quantised(config: Config) -> None:
+    """Integers of 4 bits beside 8-bit floats: sums are scaled by one mainloop alone (`gemmkit.kernels.sm90.dequantised`)."""
+    for layout, is_taken in ((config.global_a_layout, config.kernel == "warp_specialised"), (config.global_b_layout, False)):
+        if isinstance(layout, (GroupQuantised, QuantisedTranspose)) and layout.dtype.itemsize == 1:
+            rule(is_taken and isinstance(layout, QuantisedTranspose), "dtype", str(layout.dtype), FLOAT8_WEIGHTS)
 
 
 def _validate_packed(config: Config) -> None:

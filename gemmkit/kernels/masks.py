@@ -35,7 +35,7 @@ from gemmkit.lang.deferred import by_old_name
 from gemmkit.lang.host import Numeric
 
 __all__ = [
-    "ALiBi", "Causal", "Documents", "Everything", "Intersection", "Mask", "PlainScores", "Score", "ScoreBias",
+    "ALiBi", "Causal", "Documents", "Everything", "Intersection", "Mask", "Padding", "PlainScores", "Score", "ScoreBias",
     "ScoreFunction", "SoftCap", "Window", "check_ranges",
 ]
 
@@ -336,6 +336,48 @@ class Documents(Mask):
             if info.shape != (queries,) or info.dtype.kind not in "iu":
                 raise ValueError(f"{name} of Documents has shape {info.shape} and dtype {info.dtype}; {queries} queries "
                                  f"need whole numbers of shape {(queries,)}")
+
+
+@dataclass(frozen=True)
+class Padding(Mask):
+    """A query sees the keys n of its sequence where ``seen[batch, n]`` is not 0. Of each sequence, ``first`` and ``end`` say
+    between which keys these are, and ``until`` up to which key none needs a test. `of` finds them.
+
+    >>> [Padding.of(np.array([[1, 1, 0]])).sees(0, n) for n in range(3)]
+    [True, True, False]
+    """
+
+    seen: Array
+    first: Array
+    end: Array
+    until: Array
+
+    array_ndims = MappingProxyType({"seen": 2, "first": 1, "end": 1, "until": 1})
+
+    @classmethod
+    def of(cls, seen: Any) -> Padding:
+        """Make the mask of an array of NumPy's, or a tensor, (batch, keys). Nothing is read by the host."""
+        seen = seen != 0
+        count, width = seen.sum(1), seen.shape[1]
+        marked = seen * 1
+        first, last = marked.argmax(1), marked.flip(1).argmax(1) if hasattr(marked, "flip") else marked[:, ::-1].argmax(1)
+        end = (width - last) * (count > 0)
+        until = first + (end - first) * (end - first == count)         # of keys with gaps every one is tested
+        as_whole = (lambda x: x.int()) if hasattr(seen, "int") else (lambda x: x.astype(np.int32))
+        return cls(*map(as_whole, (seen, first, end, until)))
+
+    def visible(self, m: int, n: int, head: int, batch: int) -> bool:                          # type: ignore[override]
+        return self.seen[batch, n] != 0  # type: ignore[no-any-return]
+
+    def keys(self, begin: int, end: int, keys: int, head: int, batch: int) -> tuple[int, int]:  # type: ignore[override]
+        return self.first[batch], self.end[batch]
+
+    def free(self, begin: int, end: int, keys: int, head: int, batch: int) -> tuple[int, int]:  # type: ignore[override]
+        return self.first[batch], self.until[batch]
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        for name, shape in (("seen", (batch, keys)), ("first", (batch,)), ("end", (batch,)), ("until", (batch,))):
+            _check_shape(getattr(self, name), f"{name} of Padding", shape, f"{batch} sequences of {keys} keys")
 
 
 @dataclass(frozen=True)

@@ -465,17 +465,12 @@ def put_run(values: tuple, p: int, how: RowSplit, planes: View, row: int, base: 
 
 
 def put_values(how: RowSplit, values: tuple, planes: View, row: int, k: int, one: Numeric, other: Numeric) -> None:
-    wholes = apply(to_whole, values, one, other)
+    wholes = apply(lambda x, i: np.float64(round(x * one * other)), values)
     if how.residues.parts == 1:
         fold(how.residues.pairs, put_pair, 0, how.residues, wholes, planes, row, k)
     else:
         real, imaginary = deal(wholes, 2)
         fold(how.residues.pairs, put_gaussian_pair, 0, how.residues, real, imaginary, planes, row, k)
-
-
-def to_whole(x: float, i: int, one: float, other: float) -> Any:
-    """Rounded to nearest."""
-    return np.float64(round(x * one * other))
 
 
 def put_pair(_: int, p: int, of: Residues, wholes: tuple, planes: View, row: int, k: int) -> int:
@@ -564,7 +559,7 @@ def recombine(spec: Any, all_a: View, all_b: View, all_c: View, all_d: View, giv
         across = matrix_of(all_across, across_steps.coordinates(own))
         along = matrix_of(all_along, along_steps.coordinates(own))
         d = stack.d.matrix(all_d, batch)
-        found = generate(of.planes, load_remainders, planes, i, j)
+        found = generate(of.planes, lambda t: load_words(planes, 2, (t, i, j), (0, 0, 0), ELEMENTS)[0])
         place = (translate(how.tile, first_i + i, first_j + j) if how.axis == 1
                  else translate(how.tile, first_j + j, first_i + i))
         values = apply(to_element, sums_of(of, found), how, across, along, i, j, columns)
@@ -576,23 +571,14 @@ def recombine(spec: Any, all_a: View, all_b: View, all_c: View, all_d: View, giv
         bound.epilogue.tile(bound, d, place, values, shape)
 
 
-def load_remainders(t: int, planes: View, i: int, j: int) -> Any:
-    """Four bytes, as a word."""
-    return load_words(planes, 2, (t, i, j), (0, 0, 0), ELEMENTS)[0]
-
-
 def scale_at(scales: View, n: int, end: int) -> Any:
     """Beyond the end the last one."""
     return int(load_global(scales, 0, (min(n, end - 1),), (0,), 1)[0])
 
 
 def any_bad(across: View, along: View, i: int, j: int, columns: int) -> bool:
-    worst = fold(ELEMENTS, with_scale, scale_at(across, i, i + 1), along, j, columns)
+    worst = fold(ELEMENTS, lambda worst, e: max(worst, scale_at(along, j + e, columns)), scale_at(across, i, i + 1))
     return worst == BAD
-
-
-def with_scale(worst: Numeric, e: int, along: View, j: int, columns: int) -> Any:
-    return max(worst, scale_at(along, j + e, columns))
 
 
 def to_element(sums: tuple, e: int, how: Recombination, across: View, along: View, i: int, j: int, columns: int) -> Any:
@@ -611,7 +597,7 @@ def scaled(x: Numeric, part: int, one: Numeric, other: Numeric) -> Any:
 def sums_of(of: Residues, words: tuple) -> tuple:
     """Sums of weights for each of the elements whose remainders are bytes of words; of complex ones those of the real part,
     then those of the imaginary part. Moduli come one after the other, and each weight is loaded once."""
-    return fold(of.count, with_modulus, generate(ELEMENTS, begun, of), of, words)
+    return fold(of.count, lambda sums, t: apply(with_digits, sums, t, of, words), generate(ELEMENTS, begun, of))
 
 
 def begun(e: int, of: Residues) -> tuple:
@@ -622,10 +608,6 @@ def begun(e: int, of: Residues) -> tuple:
 
 def in_float(x: float, n: int) -> Any:
     return np.float64(x)
-
-
-def with_modulus(sums: tuple, t: int, of: Residues, words: tuple) -> tuple:
-    return apply(with_digits, sums, t, of, words)
 
 
 def with_digits(sums: tuple, e: int, t: int, of: Any, words: tuple) -> tuple:
@@ -640,12 +622,8 @@ def with_digits(sums: tuple, e: int, t: int, of: Any, words: tuple) -> tuple:
 def reduced(sums: tuple, part: int, of: Residues) -> Any:
     """The whole number, between -P / 2 and P / 2, that a sum of weights is less a multiple of P."""
     quotient = (sums[0] * of.inverse + ROUND64) - ROUND64
-    left = apply(less_multiple, sums, of, quotient)
+    left = apply(lambda sum, part: fused(-quotient, np.float64(of.whole[part]), sum), sums)
     return left[0] + left[1] + left[2]
-
-
-def less_multiple(sum: Numeric, part: int, of: Residues, quotient: Numeric) -> Any:
-    return fused(-quotient, np.float64(of.whole[part]), sum)
 
 
 def byte_of(word: np.uint32, e: int) -> Any:

@@ -239,7 +239,7 @@ def mapped(row: Row, f: Callable, beside: tuple = ()) -> Row:
 
 def put(row: Row, f: Callable, columns: tuple = ()) -> None:
     """Store ``f(x, n, *c)`` as the row's result, ``c`` the elements in column n of ``columns``: once, and last."""
-    row.spec.source.put(row, f, apply(as_row, columns, row), row.y, row.spec.result)
+    row.spec.source.put(row, f, apply(lambda array, which: along(row, array), columns), row.y, row.spec.result)
 
 
 def put_into(row: Row, array: View, dtype: np.dtype, f: Callable, beside: tuple = ()) -> None:
@@ -290,10 +290,6 @@ def row_of(row: Row, array: View) -> Row:
 def along(row: Row, array: View) -> Row:
     """An array with an element for each column, to stand beside a row: its elements are loaded where they are needed."""
     return Row(row.m, row.columns, (), array, array, row.spec.across)
-
-
-def as_row(array: View, which: int, row: Row) -> Row:
-    return along(row, array)
 
 
 LEAST = 2.0**-126                      # the least normal number of float32
@@ -527,11 +523,8 @@ def map_streamed(values: tuple, functions: tuple, j: int, spec: Rows) -> tuple:
 
 
 def map_piece(values: tuple, j: int, spec: Rows, f: Callable, beside: tuple) -> tuple:
-    return generate(spec.vector, map_element, values, j, spec, f, beside)
-
-
-def map_element(n: int, values: tuple, j: int, spec: Rows, f: Callable, beside: tuple) -> Any:
-    return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
+    return generate(spec.vector,
+                    lambda n: converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype))
 
 
 def map_held(values: tuple, p: int, row: Row, f: Callable, beside: tuple) -> tuple:
@@ -612,16 +605,13 @@ def beside_own(p: int, row: Row, beside: tuple) -> tuple:
 
 
 def put_piece(values: tuple, j: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
-    made = generate(row.spec.vector, put_element, values, j, dtype, f, beside, row.spec)
+    made = generate(row.spec.vector,
+                    lambda n: converted(row.spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), dtype))
     store_global(out, 1, (row.m, j), (0, 0), made)
 
 
 def piece_of(beside: Row, which: int, p: int, j: int) -> tuple:
     return beside.spec.source.piece(beside, p, j)
-
-
-def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Callable, beside: tuple, spec: RowsSpec) -> Any:
-    return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), dtype)
 
 
 def element_of(values: tuple, which: int, n: int) -> Any:

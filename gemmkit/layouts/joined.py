@@ -579,6 +579,9 @@ def joined(arrays: Sequence[Any], layouts: Sequence[GlobalLayout], infos: list[A
 
 def _of_packed(matrix: Matrix) -> ArrayInfo:
     """A matrix of packed integers as one of its elements: what `_check_part` compares."""
+    if matrix.dtype.itemsize == 1:
+        raise TypeError(f"InterleavedColumns() got packed integers for products of {matrix.dtype}; multiply them one by "
+                        "one, or give their layout a dtype of 16 bits")
     return describe(matrix.array)._replace(shape=matrix.shape, dtype=matrix.dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.component_products import StackShape
@@ -21,6 +22,12 @@ __all__ = [
 
 WORD_BITS = 32
 IN_A_WORD = 8                          # integers of 4 bits
+PORTION = 128                          # elements along K whose sum 8-bit floats have before it is scaled
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+#: Why a product of these weights is refused.
+FLOAT8_WEIGHTS = ("8-bit floats by integers of 4 bits are multiplied by Hopper's kernel alone, as D^T = B^T A^T: it takes "
+                  "rows of A, D, words, scales and zero points that begin at multiples of 16 bytes, and no C, transform or "
+                  "condition")
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,10 @@ class GroupQuantised(GlobalLayout):
     """B (K x N) of integers of ``bits`` bits. Its array has K * bits / 32 rows of N uint32: a word holds consecutive rows of
     one column, the first in its lowest bits. ``scales`` (float16) and ``zeros`` (uint8) are K / group x N. An element is
     ``(q - zero) * scale``, computed in float32; without ``zeros`` the zero is ``2 ** (bits - 1)``.
+
+    ``dtype`` is A's: float16, bfloat16 or float32, to which elements are rounded; or float8_e4m3fn, which holds ``q - zero``
+    exactly. With the latter, of 4 bits and groups of a multiple of 128, the sum of a group is multiplied by its scale in
+    float32 (compute capability 9.0).
 
     `gemmkit.layouts.quantised.quantise` makes the arrays, and an object that `matmul` takes for B.
 
@@ -48,6 +59,9 @@ class GroupQuantised(GlobalLayout):
             raise ConfigError(f"bits={self.bits!r}: 2 or 4 is needed")
         if not isinstance(self.group, int) or self.group < 1 or self.group % self.rows:
             raise ConfigError(f"group={self.group!r}: a multiple of the {self.rows} rows in a word is needed")
+        if self.dtype.itemsize == 1 and not (self.dtype == E4M3 and self.bits == 4 and self.group % PORTION == 0):
+            raise ConfigError(f"dtype={self.dtype}, bits={self.bits}, group={self.group}: with 8-bit floats go "
+                              f"float8_e4m3fn, 4 bits and a group that is a multiple of {PORTION}")
 
     @property
     def rows(self) -> int:
@@ -169,8 +183,9 @@ class QuantisedTile(SharedLayout):
 # --------------------------------------------------------------------------------------------------
 # Weights of 2 and 4 bits with group scales: quantised and dequantised on the host.
 
-def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = True) -> Matrix:
-    """A NumPy matrix B (K x N, float16 or float32) as integers of ``bits`` bits, for B of `matmul` with a float16 A.
+def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = True, dtype: Any = "float16") -> Matrix:
+    """A NumPy matrix B (K x N, float16 or float32) as integers of ``bits`` bits, for B of `matmul` with an A of ``dtype``
+    (`GroupQuantised` says which).
 
     Each ``group`` rows of a column share a float16 scale, rounded to nearest: symmetric around zero, or from the least
     to the greatest with a zero point of its own, kept as uint8.
@@ -187,7 +202,7 @@ def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = Tr
     """
     if not isinstance(weights, np.ndarray) or weights.ndim != 2 or weights.dtype not in (np.float16, np.float32):
         raise TypeError("weights: a NumPy matrix of float16 or float32 is needed")
-    layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
+    layout = GroupQuantised(dtype, np.empty((0, 0), np.float16), bits, group)
     rows, columns = weights.shape
     if rows % group:
         raise ValueError(f"weights has {rows} rows; a multiple of group={group} is needed")
@@ -208,7 +223,7 @@ def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = Tr
     integers = integers.reshape(rows // layout.rows, layout.rows, columns)
     shifts = np.arange(0, WORD_BITS, bits, dtype=np.uint32)[:, None]
     words = np.bitwise_or.reduce(integers << shifts, axis=1)
-    return Matrix(words, GroupQuantised("float16", scales, bits, group, zeros))
+    return Matrix(words, GroupQuantised(dtype, scales, bits, group, zeros))
 
 
 def dequantise(matrix: Matrix) -> np.ndarray:

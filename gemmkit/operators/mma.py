@@ -82,17 +82,14 @@ def _value_of(n: int, groups: Elements, width: int, apart: int) -> Any:
 def store_elements(fragment_map: FragmentMap, width: int, apart: int, layout: SharedLayout, pointer: SharedPointer,
                    tile: Tile, leading: int, values: Elements) -> None:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
-    groups = generate(fragment_map.values // width, _neighbours, values, width, apart)
+    groups = generate(fragment_map.values // width,
+                      lambda n: generate(width, _neighbour, values, _first(n, width, apart), apart))
     each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
 
 
 def _first(n: int, width: int, apart: int) -> int:
     """Which value the n-th group of neighbours begins with."""
     return n % apart + n // apart * apart * width
-
-
-def _neighbours(n: int, values: Elements, width: int, apart: int) -> Elements:
-    return generate(width, _neighbour, values, _first(n, width, apart), apart)
 
 
 def _neighbour(k: int, values: Elements, first: int, apart: int) -> Any:

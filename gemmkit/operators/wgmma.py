@@ -12,10 +12,12 @@ import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Elements
-from gemmkit.lang.registers import Fragment, apply, fold, generate
+from gemmkit.lang.host import Elements, Numeric, SharedPointer
+from gemmkit.lang.registers import Fragment, apply, fold, generate, join
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.arithmetic import fma
+from gemmkit.ptx.copy_async import copy_async, offset_of
+from gemmkit.ptx.memory import load_shared
 from gemmkit.ptx.mma import FragmentMap
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.ptx.wgmma import WgmmaSpec, advance, instruction
@@ -143,31 +145,10 @@ class WGMMAOp(Operator):
         first = apply(_multiply_fragment, accumulators, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
-    @property
-    def scales_ahead(self) -> bool:
-        """Whether a thread has registers for the scales of two blocks."""
-        return True
-
-    def scales(self, fragments: int, row: int, column: int, block: int, shape: Any) -> Elements:
-        """A thread's scales of a block along K, for `add_block`. ``row`` is its first one, ``column`` the tile's."""
-        return ()
-
-    def add_block(self, totals: Elements, sums: Elements, scales: Elements) -> Elements:
-        """The accumulators of all fragments, and the sums of a block in accumulators of their own."""
-        return apply(_add_fragment, totals, sums)
-
     def multiply_fragments(self, accumulators: Elements, fragments: Elements, b: int, b_layout: SharedLayout, block: Coord,
                            step: int, accumulate: int) -> Elements:
         """A k-block with A in registers: ``fragments`` holds one for each accumulator."""
         return apply(_multiply_registers, accumulators, self, fragments, b, b_layout, block, step, accumulate)
-
-
-def _add_fragment(total: Elements, m: int, sums: Elements) -> Elements:
-    return apply(_add_value, total, sums[m])
-
-
-def _add_value(total: Any, n: int, sums: Elements) -> Any:
-    return total + sums[n]
 
 
 def _multiply_step(accumulators: Elements, n: int, operator: WGMMAOp, a: int, b: int, a_layout: SharedLayout,
@@ -223,7 +204,7 @@ class BlockScaledOp(WGMMAOp):
     rows: int = 1
     columns: int = BLOCK
 
-    device_methods = (*WGMMAOp.device_methods, "scales", "add_block")
+    device_methods = (*WGMMAOp.device_methods, "copy_scales", "factors", "add_scaled")
     is_scaled = True
 
     def __post_init__(self) -> None:
@@ -253,10 +234,6 @@ class BlockScaledOp(WGMMAOp):
             if info.shape != wanted:
                 raise ValueError(f"{name} has shape {info.shape}; a product of {M} x {N} x {K} needs {wanted}")
 
-    @property
-    def scales_ahead(self) -> bool:
-        return self.columns == BLOCK
-
     @cached_property
     def width(self) -> int:
         """Columns of a tile, beside each other, that have one scale wherever the tile lies."""
@@ -264,38 +241,61 @@ class BlockScaledOp(WGMMAOp):
 
     # -- device -----------------------------------------------------------------------------------------------------
 
-    def scales(self, fragments: int, row: int, column: int, block: int, shape: Any) -> Elements:
-        """Of a thread's rows, two of each fragment, and of columns."""
-        if self.columns == 1:
-            of_columns = generate(self.N // 4, scale_of_column, self, column + lane_index() % 4 * 2, block, shape.N - 1)
+    def copy_scales(self, ring: SharedPointer, begin: int, rows: int, columns: int, at: Any, block: int) -> None:
+        """Start a warp's copies of a block's scales: those of its ``rows`` (16 of each fragment), then those of ``columns``.
+        ``at`` is its first element of D."""
+        for first in range(0, rows, 32):
+            n = lane_index() + first
+            if n < rows:
+                row = udiv(min(at.i + 64 * udiv(n, 16) + n % 16, at.rows - 1), self.rows)
+                copy_async(ring, begin + n, 0, self.scale_a, offset_of(self.scale_a, (row, block)), 1, True)
+        for first in range(0, columns, 32):
+            n = lane_index() + first
+            if n < columns:
+                column = udiv(min(at.j + n * self.width, at.columns - 1), self.columns)
+                copy_async(ring, begin + rows + n, 0, self.scale_b, offset_of(self.scale_b, (block, column)), 1, True)
+
+    def factors(self, ring: SharedPointer, begin: int, rows: int, columns: int) -> Elements:
+        """By a thread's rows (two of each fragment), then by its columns: what sums of a block are multiplied by."""
+        if self.columns == 1:                          # a thread has two of eight
+            of_columns = join(generate(columns // 8, _two_scales, ring, begin + lane_index() % 4 * 2, rows))
         else:
-            of_columns = generate(self.N // self.width, scale_of_columns, self, column, block, shape.N - 1)
-        return generate(2 * fragments, scale_of_row, self, row, block, shape.M - 1), of_columns
+            of_columns = generate(columns, _scale, ring, begin, rows)
+        return apply(_times, generate(rows // 8, _scale_of_row, ring, begin + udiv(lane_index(), 4)), of_columns)
 
-    def add_block(self, totals: Elements, sums: Elements, scales: Elements) -> Elements:
-        return apply(_add_scaled_fragment, totals, self, sums, scales)
-
-
-def scale_of_row(n: int, operator: BlockScaledOp, row: int, block: int, last: int) -> Any:
-    """Fragments have 64 rows; a thread has a row and the eighth behind it."""
-    return operator.scale_a[udiv(min(row + 64 * (n // 2) + 8 * (n % 2), last), operator.rows), block]
+    def add_scaled(self, totals: Elements, sums: Elements, factors: Elements) -> Elements:
+        """The accumulators of all fragments, and the sums of a block in accumulators of their own."""
+        return apply(_add_scaled_fragment, totals, self, sums, factors)
 
 
-def scale_of_column(n: int, operator: BlockScaledOp, column: int, block: int, last: int) -> Any:
-    return operator.scale_b[block, min(column + 8 * (n // 2) + n % 2, last)]
+def _scale_of_row(n: int, ring: SharedPointer, begin: int) -> Any:
+    """A thread has a row and the eighth behind it."""
+    return load_shared(ring, begin, 8 * n, 1)[0]
 
 
-def scale_of_columns(n: int, operator: BlockScaledOp, column: int, block: int, last: int) -> Any:
-    return operator.scale_b[block, udiv(min(column + n * operator.width, last), operator.columns)]
+def _two_scales(n: int, ring: SharedPointer, begin: int, rows: int) -> Any:
+    return load_shared(ring, begin, rows + 8 * n, 2)
 
 
-def _add_scaled_fragment(total: Elements, m: int, operator: BlockScaledOp, sums: Elements, scales: Elements) -> Elements:
-    return apply(_add_scaled, total, operator, sums[m], scales, m)
+def _scale(n: int, ring: SharedPointer, begin: int, rows: int) -> Any:
+    return load_shared(ring, begin, rows + n, 1)[0]
 
 
-def _add_scaled(total: Any, n: int, operator: BlockScaledOp, sums: Elements, scales: Any, m: int) -> Any:
-    of_columns = scales[1][n // 4 * 2 + n % 2 if operator.columns == 1 else n // 4 * 8 // operator.width]
-    return fma(sums[n], scales[0][2 * m + n // 2 % 2] * of_columns, total)
+def _times(row: Numeric, n: int, columns: Elements) -> Elements:
+    return apply(_product, columns, row)
+
+
+def _product(column: Numeric, n: int, row: Numeric) -> Any:
+    return row * column
+
+
+def _add_scaled_fragment(total: Elements, m: int, operator: BlockScaledOp, sums: Elements, factors: Elements) -> Elements:
+    return apply(_add_scaled, total, operator, sums[m], factors, m)
+
+
+def _add_scaled(total: Numeric, n: int, operator: BlockScaledOp, sums: Elements, factors: tuple[Any, ...], m: int) -> Any:
+    column = n // 4 * 2 + n % 2 if operator.columns == 1 else n // 4 * 8 // operator.width
+    return fma(sums[n], factors[2 * m + n // 2 % 2][column], total)
 
 
 def within(layout: Swizzled, coord: tuple[int, int], size: Coord) -> int:

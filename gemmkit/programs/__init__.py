@@ -21,6 +21,7 @@ from gemmkit.programs.decorated import (
     Program,
     call,
     copy,
+    cumsum,
     erf,
     exp,
     finite,
@@ -38,14 +39,16 @@ from gemmkit.programs.decorated import (
     sequential,
     sqrt,
     tanh,
+    unit_lower_inverse,
     where,
     zeros,
 )
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import refused
 
-__all__ = ["Mapping", "Program", "call", "copy", "erf", "exp", "finite", "full", "log", "maximum", "minimum", "once",
-           "packed", "paged", "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
+__all__ = ["Mapping", "Program", "call", "copy", "cumsum", "erf", "exp", "finite", "full", "log", "maximum", "minimum",
+           "once", "packed", "paged", "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh",
+           "unit_lower_inverse", "where", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,9 +36,9 @@ from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
 from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.programs.called import Callees
-from gemmkit.programs.launches import FLOATS, LARGEST, given_by, in_pairs
+from gemmkit.programs.launches import FLOATS, LARGEST, device_of, given_by, in_pairs
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, planned
+from gemmkit.programs.plan import ProgramPlan, Resizing, planned
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import KEYS, describe, is_array
 from gemmkit.runtime.device import DeviceInfo, as_stream_handle, assumed_device

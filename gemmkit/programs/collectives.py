@@ -101,6 +101,19 @@ class PanelTile(Typed):
         """Of the block as it is in its array, and in a stage."""
         return Swizzled(RowMajor(self.dtype), self.size * self.line)
 
+    @cached_property
+    def transposed_layout(self) -> Swizzled:
+        return Swizzled(ColMajor(self.dtype), self.size * self.line)
+
+    def from_column(self, column: int, slot: Slot) -> int:
+        """The descriptor of a stage, from a panel on."""
+        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (self.size * self.held))
+
+    def descriptor(self) -> int:
+        """Of the first stage."""
+        line = self.size * self.line
+        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
+
 
 @dataclass(frozen=True)
 class StagedTile(PanelTile):
@@ -149,10 +162,6 @@ class StagedTile(PanelTile):
         return self.panels, self.held // self.parts
 
     @cached_property
-    def transposed_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.dtype), self.size * self.line)
-
-    @cached_property
     def map_spec(self) -> TensorMapSpec:
         return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), self.size * self.line)
 
@@ -187,15 +196,6 @@ class StagedTile(PanelTile):
             to = self.begin_of(slot.stage) + (panel * self.held + line) * self.line
             at = place[0] + panel * self.line, place[1] + line, *place[2:]
             tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
-
-    def from_column(self, column: int, slot: Slot) -> int:
-        """The descriptor of a stage, from a panel on."""
-        return advance(self.descriptor(), slot.stage * self.stage_bytes + column * (self.size * self.held))
-
-    def descriptor(self) -> int:
-        """Of the first stage."""
-        line = self.size * self.line
-        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
 
 
 def page_of_part(part: int, tile: StagedTile, table: Any, line: int, first: int, end: int) -> int:
@@ -673,3 +673,38 @@ def own_sum(values: tuple) -> tuple:
 
 def whole_sum(own: tuple) -> tuple:
     return quad(add, own[0]), quad(add, own[1])
+
+
+@dataclass(frozen=True)
+class ComputedTile(PanelTile):
+    """What warpgroups have computed, 64 lines each, in shared memory, where all of them take it as the transposed left
+    operand of a product: in two places, which rounds take in turn. ``barrier``: the named one at which they meet."""
+
+    barrier: int = 1
+
+    def put(self, values: tuple, slot: Any, group: int, lines: int) -> None:
+        """A warpgroup's values; zeros behind so many ``lines`` of the tile, which a product sums over."""
+        words, row = pack_narrow(convert_all(self.dtype, values)), group * ROWS + own_row()
+        each(put_computed, split(words, 4), self, slot, group, row < lines, row + 8 < lines)
+        fence_async()
+
+    def meet(self) -> None:
+        named_barrier(self.barrier, 2 * self.lines)
+
+    def other(self, slot: Slot) -> Slot:
+        """The place of the next round."""
+        return Slot(1 - slot.stage, slot.phase)
+
+
+def put_computed(words: tuple, n: int, tile: ComputedTile, slot: Slot, group: int, upper: bool, lower: bool) -> None:
+    """16 lines by 16 columns of a warp."""
+    lane = lane_index()
+    line = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    place = tile.layout.position((line, n * 16 + udiv(lane, 16) * 8), tile.held) + slot.stage * (tile.stage_bytes // 2)
+    held = unpack_narrow(tile.dtype, apply(word_or_zeros, words, upper, lower))
+    stmatrix(shared(tile.dtype, tile.offset), 0, place, held, False)
+
+
+def word_or_zeros(word: int, i: int, upper: bool, lower: bool) -> Any:
+    """Two neighbours of a line that is there, or zeros."""
+    return word if (upper if i % 2 == 0 else lower) else word ^ word

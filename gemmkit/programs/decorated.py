@@ -29,7 +29,9 @@ from gemmkit.programs.values import (
     Term,
     current,
     is_entered,
+    is_of_rounds,
     refused,
+    shown,
     term,
 )
 from gemmkit.ptx.mma import rounded_to_tf32
@@ -95,6 +97,12 @@ class Reference(Interpreter):
             return Dimensioned(dims, args[0].array.T)
         if op == "rowmax":
             return Dimensioned(dims, np.max(args[0].array, axis=1, initial=-np.inf))
+        if op == "total":
+            return Dimensioned(dims, np.sum(args[0].array))
+        if op == "cumsum":
+            return Dimensioned(dims, np.cumsum(args[0].array))
+        if op == "inverse":
+            return Dimensioned(dims, np.linalg.inv(np.tril(args[0].array, -1) + np.eye(len(args[0].array))))
         if op == "rowsum":
             return Dimensioned(dims, np.sum(args[0].array, axis=1))
         if op == "cast" and data == TF32:
@@ -566,6 +574,32 @@ def log(x: Any) -> Any:
 
 def tanh(x: Any) -> Any:
     return term("tanh", x)
+
+
+def cumsum(x: Any) -> Any:
+    """Of each row of a round's block the sum of its value and of those of the rows before it in the block: of ``g[h, t]``
+    in a ``for t in gp.sequential(...)``. `unit_lower_inverse` says more of such blocks.
+
+    Raises ValueError for other values."""
+    value = current().lift(x)
+    if not is_of_rounds(value.dims):
+        raise refused(ValueError, f"cumsum of a value of ({shown(value.dims)}); a value of each row of a round's block is "
+                                  "needed, such as g[h, t] with t in gp.sequential(...)")
+    return Term(current().compute("cumsum", (value,), value.dims))
+
+
+def unit_lower_inverse(x: Any) -> Any:
+    """The inverse of I + L, of which L are the elements of ``x`` below the diagonal; others do not count. Rows and columns
+    of ``x`` are the same block of a round: ``beta[h, t] * (k[h, t] @ k[h, t].T)``. Kernels compute it in float32 by forward
+    substitution. Raises ValueError for other values.
+
+    Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, "Accumulating Householder transformations, revisited",
+    2006 (the UT transform)."""
+    value = current().lift(x)
+    if len(value.dims) != 2 or not is_of_rounds(value.dims[:1]) or getattr(value.dims[1], "twin", None) is not value.dims[0]:
+        raise refused(ValueError, f"unit_lower_inverse of a value of ({shown(value.dims)}); rows and columns must be the "
+                                  "same block of a round, such as k[h, t] @ k[h, t].T")
+    return Term(current().compute("inverse", (value,), value.dims))
 
 
 def sqrt(x: Any) -> Any:

@@ -15,7 +15,7 @@ import hashlib
 import linecache
 import math
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -33,12 +33,12 @@ from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import BY_TMA, PATTERN, ROWS
 from gemmkit.programs.mapping import MOST_BAND, REGISTERS, SHARED, KernelLimits, Mapping
 from gemmkit.programs.places import LEAST_STAGES, Allocation, Out, Places, Ring, simplified, walked
-from gemmkit.programs.text import ElementFunction, function_of
+from gemmkit.programs.text import OWN_STARTS, ElementFunction, function_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
 from gemmkit.runtime.arrays import is_array
-from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import PLACES, Space, addresses
 from gemmkit.runtime.tensor_maps import Encoder, why_not
 from gemmkit.tuning.problems import Choice, MappingProblem
@@ -473,6 +473,27 @@ def shared(one: str, other: str) -> ValueError:
     return ValueError(f"{one} and {other} share memory, and one of them is a result; a result needs its own memory")
 
 
+def check_own_names(names: list[str], indices: list[str], own: Container[str]) -> None:
+    """Raises ValueError for names that texts have for their ``own``."""
+    check_indices(names, indices)
+    for name in names:
+        is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
+        if name in own or is_made or (name == "i" and name not in indices):
+            raise taken(name)
+
+
+def check_indices(names: Iterable[str], indices: list[str]) -> None:
+    """Raises ValueError for an index with the name of an array, a number or a cell."""
+    others = list(names)
+    for name in dict.fromkeys(indices):
+        if others.count(name) > indices.count(name):
+            raise taken(name)
+
+
+def taken(name: str) -> ValueError:
+    return ValueError(f"{name}: the derived kernel uses this name; rename the array, cell or index")
+
+
 # --------------------------------------------------------------------------------------------------
 # The mapping of tiles of rows and columns, chosen with what is made of it.
 
@@ -572,3 +593,10 @@ def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int
         return function_of(name, root, (n,), places.columns, places.stacks, place="column",
                            step=128 * warpgroups)
     return function_of(name, root, (m, n), places.cells, places.stacks, rows=places.rows, columns=places.columns)
+
+
+def device_of(infos: dict[str, ArrayInfo]) -> DeviceInfo:
+    places = {info.device for info in infos.values()}
+    if len(places) != 1:
+        raise ValueError(f"{', '.join(infos)} are in different places; put them on one GPU")
+    return target(places.pop())

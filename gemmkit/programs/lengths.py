@@ -305,7 +305,8 @@ class Axes:
 
     def renamed(self, what: Callable[[], str], dims: tuple, other: tuple) -> tuple:
         """``other`` with the whole axes of ``dims`` in place of those that meet them: one that is the same already, or else
-        the last of that length, which is along columns. A block that is columns of its own rows meets the rows."""
+        the last of that length, which is along columns. A block that is columns of its own rows meets the rows of a matrix;
+        with a value of these rows it makes one."""
         found: list[Any] = []
         for d in other:
             if isinstance(d, Axis) and d not in dims:
@@ -317,6 +318,6 @@ class Axes:
                     self.meet(what, e, d)
                     d = e
             elif isinstance(d, Index) and d.twin is not None and d not in dims and d.twin in dims and d.twin not in other:
-                d = d.twin
+                d = d if dims == (d.twin,) and len(other) == 1 else d.twin
             found.append(d)
         return tuple(found)

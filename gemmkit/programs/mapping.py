@@ -12,11 +12,12 @@ The names are those of `gemmkit.get_config`. What a kernel's text says is its pr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Mapping as Names
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,11 @@ from gemmkit.programs.called import Callees
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
+
+if TYPE_CHECKING:
+    from gemmkit.programs.chains.monoids import Recurrence
+    from gemmkit.programs.trace import Loop
+    from gemmkit.programs.values import Index
 
 # --------------------------------------------------------------------------------------------------
 # ``Mapping``: how a program is laid onto the machine. It changes the speed of a kernel, not its result beyond rounding.
@@ -363,3 +369,79 @@ def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:
         raise ConfigError(f"Mapping(kernel={WARP_SPECIALISED!r}): TMA and wgmma need compute capability 9.0, but {has}; use "
                           f"kernel={MULTISTAGE!r}, or leave it out")
     return KERNELS[mapping.kernel or (WARP_SPECIALISED if device.arch == HOPPER else MULTISTAGE)]
+
+
+def within_calls(loop: Loop, mapping: Mapping) -> Mapping:
+    """A program's mapping with those of the programs that it calls for its tiles, for what it leaves open. Raises
+    ConfigError, naming the program, for what a program that is called in a tile cannot say."""
+    for call in [call for call in loop.inlined if call.mapping is not None]:
+        if any(each is loop for each in call.loops):
+            mapping = call.mapping.within(mapping)
+            continue
+        said = f"{call.name}(..., mapping={call.mapping!r})"
+        if replace(call.mapping, blocks={}, stages=0, variants={}) != Mapping():
+            raise ConfigError(f"{said} in a tile: blocks and stages of its own loops are what it can say; give the rest to "
+                              "the program of the tiles")
+        other = next((name for name in call.mapping.blocks if name not in call.written), None)
+        if other is not None:
+            raise ConfigError(f"{said}: its loops go along {', '.join(call.written) or 'nothing'}, not along {other}")
+    return mapping
+
+
+def within_rounds(loop: Loop, mapping: Mapping, arrays: Callable[[Index], list[str]]) -> Mapping:
+    """The same of programs that are called in a tile: lengths and stages of their rounds. ``arrays``: what rounds along an
+    index take from a ring."""
+    for call in loop.inlined:
+        if call.mapping is None or any(each is loop for each in call.loops):
+            continue
+        blocks = {call.written[name].name: size for name, size in call.mapping.blocks.items()}
+        stages, own = call.mapping.stages, [name for index in call.written.values() for name in arrays(index)]
+        named = dict.fromkeys(own, stages) if isinstance(stages, int) and stages else stages
+        is_open = isinstance(mapping.stages, Names) or not mapping.stages
+        mapping = Mapping(blocks, stages=named if is_open else 0).within(mapping)
+    return mapping
+
+
+# --------------------------------------------------------------------------------------------------
+# Of recurrences: lengths of blocks, warpgroups, stages, and shares of a tile's rounds.
+
+ROWS = 64                              # of a block, that a warpgroup has
+LENGTHS = (64, 32)                     # of a tile's columns: the longest, unless tiles without shares are few
+PANEL = 32                             # columns that a swizzled line of 64 bytes has
+LEAST = 4                              # rounds of a share
+
+
+def of_recurrence(of: Recurrence, mapping: Mapping, sizes: Any, processors: int) -> Mapping:
+    """The mapping with all that is left open. Raises ConfigError for what such tiles have not."""
+    for name in ("cluster", "band", "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored",
+                 "ordered", "places"):
+        if getattr(mapping, name):
+            raise ConfigError(f"Mapping({name}={getattr(mapping, name)!r}): rounds that store rows have blocks, warpgroups "
+                              "and stages; leave it out")
+    names = [index.name for index in of.indices if not index.stack]
+    other = next((name for name in mapping.blocks if name not in names), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(blocks={{{other!r}: ...}}): the blocks are those of {' and '.join(names)}")
+    warpgroups = mapping.warpgroups or max(1, mapping.blocks.get(of.t.name, ROWS) // ROWS)
+    length = mapping.blocks.get(of.t.name, ROWS * warpgroups)
+    if warpgroups > 2 or length != ROWS * warpgroups:
+        raise ConfigError(f"Mapping(blocks={{{of.t.name!r}: {length}}}, warpgroups={warpgroups}): a warpgroup has {ROWS} "
+                          "rows of a block, and there are 1 or 2")
+    if not isinstance(mapping.stages, int):
+        raise ConfigError(f"Mapping(stages={dict(mapping.stages)!r}): all blocks of a round share stages; give a number")
+    blocks, tiles = {of.t.name: length}, math.prod(sizes[x.extent] for x in of.stacks)
+    rounds = -(-sizes[of.t.extent] // length)
+    may_share = of.factors is not None and mapping.splits != 1 and rounds >= 2 * LEAST
+    if of.n is not None:
+        columns = sizes[of.n.extent]
+        fit = [size for size in LENGTHS if may_share or tiles * -(-columns // size) >= processors * 3 // 4]
+        blocks[of.n.name] = mapping.blocks.get(of.n.name) or next(iter(fit), LENGTHS[-1])
+        if blocks[of.n.name] % PANEL or blocks[of.n.name] > 256:
+            raise ConfigError(f"Mapping(blocks={{{of.n.name!r}: {blocks[of.n.name]}}}): a multiple of {PANEL} up to 256 is "
+                              "needed")
+        tiles *= -(-columns // blocks[of.n.name])
+    if mapping.splits > 1 and of.factors is None:
+        raise ConfigError(f"Mapping(splits={mapping.splits}): rounds have shares if each multiplies its cells by a number "
+                          "and adds what depends on no cell, and these do not")
+    most = 1 if not may_share or not tiles else max(1, min(2 * processors // tiles, rounds // LEAST, MOST_SPLITS))
+    return replace(mapping, blocks=blocks, warpgroups=warpgroups, splits=mapping.splits or most)

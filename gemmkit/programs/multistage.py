@@ -28,6 +28,7 @@ from gemmkit.programs.chains.schedule import ChainStart, Compute, Event, Full
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
 from gemmkit.programs.collectives import ROWS, STEP, HandedOperand, PanelTile, StagedOperand, in_steps
+from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.places import Read, Ring, TilePlace, walked
 from gemmkit.programs.text import IMPORTS, Printer, listed
 from gemmkit.programs.trace import Value
@@ -37,6 +38,7 @@ from gemmkit.ptx.memory import load_shared, shared, unpack_words
 from gemmkit.ptx.mma import FragmentMap, fragment_coordinate, ldmatrix
 from gemmkit.ptx.registers import pinned, shared_place
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
+from gemmkit.runtime.array_info import ArrayInfo
 
 HOPPERS = frozenset((                  # names of the texts of warp-specialised kernels
     "CLUSTER", "CLUSTER_WARPS", "Cluster", "Pipeline", "WARPS", "cluster_barrier", "cluster_rank", "grid_launch_dependents",
@@ -53,6 +55,11 @@ class CopyWidth(NamedTuple):
 
     vector: int
     clipped: bool
+
+    @classmethod
+    def of(cls, kernel: KernelLimits, info: ArrayInfo) -> CopyWidth:
+        vector = kernel.vector(info)
+        return cls(vector, info.shape[-1] % vector != 0)
 
     @property
     def said(self) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Mapping as Names
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -35,14 +34,16 @@ from gemmkit.programs.chains.merging import (
     memory_of,
     read_early,
     references,
+    share_added,
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
+from gemmkit.programs.chains.monoids import Recurrence, is_recurrence, recurrence_of
+from gemmkit.programs.chains.schedule import ChainProblem, decided_by
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
-from gemmkit.programs.collectives import ROWS, TmaOut
+from gemmkit.programs.collectives import ROWS, TmaOut, in_steps
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
@@ -51,8 +52,11 @@ from gemmkit.programs.launches import (
     Launches,
     NotByTma,
     Sizes,
+    check_indices,
     check_launch,
+    check_own_names,
     check_read,
+    device_of,
     given_by,
     host_arrays,
     in_pairs,
@@ -61,25 +65,41 @@ from gemmkit.programs.launches import (
     module_of,
     said,
     shared,
+    spare,
     started,
+    taken,
 )
-from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, OutKind, Printed, kernel_of
+from gemmkit.programs.mapping import (
+    MULTISTAGE,
+    SWITCHES,
+    KernelLimits,
+    Mapping,
+    OutKind,
+    Printed,
+    kernel_of,
+    of_recurrence,
+    within_calls,
+    within_rounds,
+)
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.pieces import PiecePrinter, has_sections, supported
+from gemmkit.programs.pieces import PiecePrinter, counts_of, has_sections, section_of, supported
 from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
+from gemmkit.programs.recurrences import OWN as NAMES_OF_RECURRENCES
+from gemmkit.programs.recurrences import RecurrencePrinter
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
-from gemmkit.programs.sums import counts_of, share
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
+from gemmkit.programs.sums import AddedOut
+from gemmkit.programs.text import OWN_NAMES, Printer
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
-from gemmkit.runtime.device import DeviceInfo, launch_stream, target
+from gemmkit.runtime.device import DeviceInfo, launch_stream
 from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning.problems import RESIDENT, choose
 
 # --------------------------------------------------------------------------------------------------
@@ -246,7 +266,7 @@ class ProgramPlan:
         made += [Taken(array, None) for array in printed.operands]
         for array in printed.outs:
             out = None if self.is_of_rows else getattr(module, f"out_{array}", None)
-            take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
+            take(array, out) if isinstance(out, (TmaOut, AddedOut)) else made.append(Taken(array, None))
         return [*made, *(Taken(array, None) for array in printed.arrays)]
 
     @property
@@ -282,7 +302,9 @@ class ProgramPlan:
     @cached_property
     def _at_once(self) -> int:
         """As many clusters as run at once; as many as there are where blocks do not go on."""
-        return sys.maxsize if self.is_of_rows or self.is_multistage else self.cluster.at_once(self.device.sm_count)
+        resident = 1 if self.is_of_rows else getattr(self.module, "RESIDENT", 1)
+        return (sys.maxsize if self.is_of_rows or self.is_multistage else
+                self.cluster.at_once(self.device.sm_count) * int(resident))
 
     @property
     def is_of_rows(self) -> bool:
@@ -309,7 +331,8 @@ class ProgramPlan:
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
-        early, waits, own = hasattr(module, "grid_wait"), hasattr(module, "ring_turns"), getattr(module, "WARPGROUPS", None)
+        early, waits = (hasattr(module, word) for word in ("grid_wait", "await_counter"))
+        own = getattr(module, "WARPGROUPS", None)
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
                           self.cluster.size, per_sm, early, waits, own and own.warp_registers)
 
@@ -409,6 +432,8 @@ class Derived:
         rows = self.choice.rows * cluster.m
         tiles = -(-chain.sizes[chain.rows.extent] // rows)
         blocks = min(cluster.at_once(processors), chain.count * tiles)
+        if self.choice.ordered:                        # few tiles that wait for each other's additions run at once
+            return {**sizes, "section": max(1, chain.count)}
         return {**sizes, "section": section_of(chain.count, tiles, nbytes, blocks, rows) if blocks else 1}
 
 
@@ -433,7 +458,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     begun(chain, numbers)
     keep_parts(chain)
     begin_below(chain)
-    share(chain, kernel)
+    share_added(chain, kernel)
     places = placed(chain, kernel)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
     problem = ChainProblem(chain, places, mapping, may_commute, by_tma, kernel)
@@ -468,8 +493,10 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     traced, name = program.traced(arguments, mapping.variants), program.function.__name__
     loop, mapping = in_one_round(by_rows(traced), arguments), within_calls(traced, mapping)
-    refuse_forms(loop)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
+    if is_recurrence(traced):
+        return _recurrent(name, traced, infos, arguments, mapping, text)
+    refuse_forms(loop)
     device = device_of(infos)
     if has_rows_alone(loop):
         return _of_rows(name, loop, infos, arguments, mapping, text, device)
@@ -498,43 +525,12 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
     given = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
     printed = text_of((PiecePrinter if places.in_pieces or places.looks_up else Printer)(*given) if kernel.uses_tma else
-                      MultistagePrinter(*given, copies={key: _copies(kernel, infos[key]) for key in operands}), title)
+                      MultistagePrinter(*given, copies={key: CopyWidth.of(kernel, infos[key]) for key in operands}), title)
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
     resizing = GridResizing(check, problem)
     return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos,
                        resizing.extents(infos, loop.sizes), given_by(arguments), device, resizing=resizing)
-
-
-def within_calls(loop: Loop, mapping: Mapping) -> Mapping:
-    """A program's mapping with those of the programs that it calls for its tiles, for what it leaves open. Raises
-    ConfigError, naming the program, for what a program that is called in a tile cannot say."""
-    for call in [call for call in loop.inlined if call.mapping is not None]:
-        if any(each is loop for each in call.loops):
-            mapping = call.mapping.within(mapping)
-            continue
-        said = f"{call.name}(..., mapping={call.mapping!r})"
-        if replace(call.mapping, blocks={}, stages=0, variants={}) != Mapping():
-            raise ConfigError(f"{said} in a tile: blocks and stages of its own loops are what it can say; give the rest to "
-                              "the program of the tiles")
-        other = next((name for name in call.mapping.blocks if name not in call.written), None)
-        if other is not None:
-            raise ConfigError(f"{said}: its loops go along {', '.join(call.written) or 'nothing'}, not along {other}")
-    return mapping
-
-
-def within_rounds(loop: Loop, mapping: Mapping, arrays: Callable[[Index], list[str]]) -> Mapping:
-    """The same of programs that are called in a tile: lengths and stages of their rounds. ``arrays``: what rounds along an
-    index take from a ring."""
-    for call in loop.inlined:
-        if call.mapping is None or any(each is loop for each in call.loops):
-            continue
-        blocks = {call.written[name].name: size for name, size in call.mapping.blocks.items()}
-        stages, own = call.mapping.stages, [name for index in call.written.values() for name in arrays(index)]
-        named = dict.fromkeys(own, stages) if isinstance(stages, int) and stages else stages
-        is_open = isinstance(mapping.stages, Names) or not mapping.stages
-        mapping = Mapping(blocks, stages=named if is_open else 0).within(mapping)
-    return mapping
 
 
 Check = Callable[[dict[str, ArrayInfo], Sizes], None]
@@ -594,19 +590,23 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and leaves_by_tma(info)
         by_rows = "OctetOut" if chain.piece is not None else kernel.whole_rows         # TMA does not end where a piece does
+        reason = why_not(info, len(info.shape) - 1) if store.read and 0 not in info.shape else None
+        if store.read and (reason or columns * info.dtype.itemsize % 16):
+            raise refused(ValueError, f"{store.parameter.name} += ...: TMA adds rows of whole 16 bytes to an array, and "
+                          f"{reason or f'these have {columns * info.dtype.itemsize}'}", store.line)
         kind = "AddedOut" if store.read else "RowsOut" if is_rows else by_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 
-    copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
+    copies = {} if kernel.uses_tma else {key: CopyWidth.of(kernel, info) for key, info in infos.items() if info.shape}
     made = derived(name, loop, mapping, numbers, leaves, list(infos), device, kernel, copies)
     chain, printed, shares = made.chain, made.text, made.shares
     indices = *chain.indices, chain.index
-    _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
-                     [index.name for index in indices], kernel)
+    check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
+                     [index.name for index in indices], _own_names(kernel))
     names = *infos, *numbers, *(index.name for index in indices)
     clash = next((key for key in names if key in names_of_ranges(chain)), None)
     if clash is not None:
-        raise _taken(clash) if made.shares is None else _NoMerge(_taken(clash))
+        raise taken(clash) if made.shares is None else _NoMerge(taken(clash))
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     check = partial(check_launch, operands=operands, tile=chain.indices, rounds=[chain.index], kernel=kernel,
                     stores=[*chain.updates, *(shares or chain).stores], lines={chain.index.name: chain.line})
@@ -620,6 +620,65 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     resizing = ChainResizing(check, loop, made, mapping, device)
     return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
                        resizing.extents(infos, loop.sizes), call, device, tuple(cells), merge, resizing)
+
+
+def _recurrent(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
+               text: str | None) -> ProgramPlan:
+    """Of a program whose rounds store rows (`gemmkit.programs.recurrences`)."""
+    device, call, of = device_of(infos), given_by(arguments), recurrence_of(loop)
+    kernel, indices = kernel_of(mapping, device), [index.name for index in of.indices]
+    if not kernel.uses_tma:
+        raise refused(ConfigError, "rounds that store rows: only kernels of TMA and wgmma have them", of.rounds.line)
+    check_own_names([*infos, *call.numbers, *indices], indices, OWN_NAMES | NAMES_OF_RECURRENCES)
+
+    def leaves(store: StoreStatement) -> OutKind:
+        info = infos[store.parameter.name]
+        kind = "TmaOut" if leaves_by_tma(info) and of.t in store.key else "DirectOut"
+        columns = chosen.blocks[of.n.name] if of.n in store.key and of.n is not None else info.shape[-1]
+        return OutKind(kind, info.dtype, in_pairs(info), in_steps(columns))
+
+    chosen = of_recurrence(of, mapping, loop.sizes, device.sm_count)
+    given = of, chosen, {x.parameter.name: leaves(x) for x in of.stores}, list(call.numbers), list(infos), device
+    made = [RecurrencePrinter(*given, is_first) for is_first in ([True, False] if chosen.splits > 1 else [False])]
+    texts = [printer.printed(name) for printer in made]
+    operands = {parameter.name: of.rounds.line for parameter, _ in made[-1].loads.values()}
+    check = partial(check_launch, operands=operands, tile=tuple(of.indices[:-1]), rounds=[of.t], kernel=kernel,
+                    stores=of.stores, lines={of.t.name: of.rounds.line})
+    check(infos, loop.sizes)
+    module_of(name, text or texts[0].text)             # raises for what is no kernel's text
+    resizing = RecurrenceResizing(check, loop, of, mapping, made[0])
+    shares, extents = resizing.shares(loop.sizes), resizing.extents(infos, loop.sizes)
+    first, *second = (ProgramPlan(name if n == 0 else f"{name}_outputs", chosen, made, made.text, {**infos, **shares},
+                                  extents, call, device, tuple(shares)) for n, made in enumerate(texts))
+    return replace(first, text=text or first.text, merge=next(iter(second), None), resizing=resizing)
+
+
+class RecurrenceResizing(Resizing):
+    """Where a tile's rounds have shares, the second kernel is in ``merge``."""
+
+    def __init__(self, check: Check, loop: Loop, of: Recurrence, mapping: Mapping, printer: RecurrencePrinter):
+        super().__init__(check, loop)
+        self.of, self.mapping, self.printer = of, mapping, printer
+
+    def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
+        return of_recurrence(self.of, self.mapping, sizes, device.sm_count)
+
+    def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
+        return {index.name: sizes[index.extent] for index in self.of.indices}
+
+    def shares(self, sizes: Sizes) -> dict[str, ArrayInfo]:
+        """Arrays between the kernels, in memory of the stream's."""
+        found, first, blocks = dict[str, ArrayInfo](), 0, self.printer.blocks
+        tiles = math.prod(-(-sizes[x.extent] // blocks.get(x.name, 1)) for x in self.of.indices[:-1])
+        for key, shape in self.printer.shares.items() if self.printer.is_first else ():
+            found[key] = spare(first, (max(1, tiles), *shape))
+            first += -(-4 * math.prod(found[key].shape) // 256) * 256
+        return found
+
+    def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
+        self.check(infos, sizes)
+        given = {**infos, **self.shares(sizes)}, self.extents(infos, sizes), call
+        return plan.resized(*given) if plan.merge is None else plan.resized(*given, merge=plan.merge.resized(*given))
 
 
 class ChainResizing(Resizing):
@@ -672,7 +731,7 @@ def _merging(name: str, shares: Shares, infos: dict[str, ArrayInfo], arguments: 
     """Of the kernel that merges what shares of rounds have made, a function of rows."""
     clash = next((key for key in (*shares.cells, *shares.parts) if key in infos), None)
     if clash is not None:
-        raise _NoMerge(_taken(clash))
+        raise _NoMerge(taken(clash))
     held = shares.held(infos)
     try:
         plan = _of_rows(f"{name}_merged", shares.merging, held, arguments, Mapping(), None, device)
@@ -687,10 +746,10 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     """Of a program without products (`gemmkit.programs.rows`)."""
     call, program = given_by(arguments), row_program_of(loop)
     own = [index.name for index in program.indices]
-    _check_indices([*infos, *call.numbers, *own], own)
+    check_indices([*infos, *call.numbers, *own], own)
     for key in (*infos, *call.numbers, *(index.name for index in program.indices)):
         if key in NAMES_OF_ROWS or key.startswith(PART):
-            raise _taken(key)
+            raise taken(key)
     check = partial(_check_rows, program=program)
     check(infos, loop.sizes)
     printed = derived_rows(name, program, mapping, infos, list(call.numbers), device)
@@ -723,46 +782,17 @@ def _check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) 
                       program.line)
 
 
-def device_of(infos: dict[str, ArrayInfo]) -> DeviceInfo:
-    places = {info.device for info in infos.values()}
-    if len(places) != 1:
-        raise ValueError(f"{', '.join(infos)} are in different places; put them on one GPU")
-    return target(places.pop())
-
-
 def _tile_indices(places: Places) -> tuple[Index, ...]:
     """Rows, columns, and stacks."""
     return *places.indices, *places.stacks
-
-
-def _copies(kernel: KernelLimits, info: ArrayInfo) -> CopyWidth:
-    vector = kernel.vector(info)
-    return CopyWidth(vector, info.shape[-1] % vector != 0)
 
 
 def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any], kernel: KernelLimits) -> None:
     """Raises ValueError for names that the text has for its own."""
     numbers = given_by(arguments).numbers
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
-    _check_own_names([*infos, *numbers, *places.names, *indices], indices, kernel)
+    check_own_names([*infos, *numbers, *places.names, *indices], indices, _own_names(kernel))
 
 
-def _check_own_names(names: list[str], indices: list[str], kernel: KernelLimits) -> None:
-    _check_indices(names, indices)
-    own = OWN_NAMES if kernel.uses_tma else OWN_NAMES | NAMES_OF_MULTISTAGE
-    for name in names:
-        is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
-        if name in own or is_made or (name == "i" and name not in indices):
-            raise _taken(name)
-
-
-def _check_indices(names: Iterable[str], indices: list[str]) -> None:
-    """Raises ValueError for an index with the name of an array, a number or a cell."""
-    others = list(names)
-    for name in dict.fromkeys(indices):
-        if others.count(name) > indices.count(name):
-            raise _taken(name)
-
-
-def _taken(name: str) -> ValueError:
-    return ValueError(f"{name}: the derived kernel uses this name; rename the array, cell or index")
+def _own_names(kernel: KernelLimits) -> frozenset[str]:
+    return OWN_NAMES if kernel.uses_tma else OWN_NAMES | NAMES_OF_MULTISTAGE

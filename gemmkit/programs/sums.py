@@ -4,7 +4,7 @@ sums that tiles have parts of, and add to an array."""
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,24 +14,33 @@ from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.component_products import matrix_of
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric
-from gemmkit.lang.registers import apply, each, fold, generate, join, split
-from gemmkit.layouts import ColMajor
-from gemmkit.layouts.plain import Swizzled
-from gemmkit.programs.chains.chain import ADDED, SHARED, Added, Chain, loaded
+from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split
+from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.elements import ProducerRole
 from gemmkit.programs.chains.schedule import ScheduleChoice
-from gemmkit.programs.collectives import F32, ROWS, PanelTile, StagedTile, Typed, WarpgroupPart, add, exchanged, quad
-from gemmkit.programs.mapping import KernelLimits
+from gemmkit.programs.collectives import (
+    F32,
+    ROWS,
+    STEP,
+    PanelTile,
+    StagedTile,
+    Typed,
+    WarpgroupPart,
+    add,
+    column_at,
+    exchanged,
+    quad,
+    row_of,
+)
 from gemmkit.programs.trace import Value
-from gemmkit.programs.values import refused, shown
-from gemmkit.ptx.memory import add_global, load_shared, pack_narrow, shared, store_shared, unpack_narrow
-from gemmkit.ptx.mma import ldmatrix, stmatrix
-from gemmkit.ptx.special import lane_index, thread_index, udiv
-from gemmkit.ptx.wgmma import fence_async, matrix_descriptor, named_barrier
-from gemmkit.runtime.array_info import ArrayInfo
-from gemmkit.runtime.launch import described
+from gemmkit.ptx.barriers import fence_async_global
+from gemmkit.ptx.memory import load_shared, shared, store_shared
+from gemmkit.ptx.mma import ldmatrix
+from gemmkit.ptx.special import SHUFFLE, lane_index, thread_index, udiv
+from gemmkit.ptx.tma import tma_add, tma_commit, tma_wait, tma_wait_read
+from gemmkit.ptx.wgmma import fence_async, named_barrier
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 
 
 @dataclass(frozen=True)
@@ -364,6 +373,176 @@ def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
+# A value of each row of a block, for recurrences (`gemmkit.programs.recurrences`): every warp has the values of all rows, a
+# row in each lane, and those of the rows 32 further on. Sums of them take five shuffles.
+
+LANES = 32
+PITCH = ROWS + 4                       # elements of a line of a matrix that threads solve with: no two lanes meet in a bank
+STRIP, AHEAD = 16, 8                   # rows that a thread solves for in registers, and that it reads at a time
+
+from_lane, from_before = SHUFFLE["idx"], SHUFFLE["up"]
+
+
+def lane_row(i: int) -> int:
+    """The row of a block that the i-th value of this thread is of."""
+    return lane_index() + i * LANES
+
+
+def there(x: Numeric, i: int, room: int) -> Any:
+    return x if lane_row(i) < room else 0.0
+
+
+def in_room(x: Numeric, i: int, room: int) -> Any:
+    """Of a matrix, counted from a thread's first column: zeros behind the end."""
+    return x if column_at(i) < room else 0.0
+
+
+def total_of(lanes: tuple, room: int) -> Any:
+    """The sum of the values of the rows that are there."""
+    held = apply(there, lanes, room)
+    return fold(5, add_lane, reduce(add, held[0], held[1:]))
+
+
+def add_lane(x: Numeric, n: int) -> Any:
+    return x + exchanged(x, 1 << n)
+
+
+def cumulative(lanes: tuple) -> tuple:
+    """Of each row the sum of the values up to it."""
+    sums = apply(scan_of, lanes)
+    return apply(with_those_before, sums, sums)
+
+
+def scan_of(x: Numeric, i: int) -> Any:
+    return fold(5, scan_step, x)
+
+
+def scan_step(x: Numeric, n: int) -> Any:
+    before = from_before(x, 1 << n)
+    return x + before if lane_index() >= 1 << n else x
+
+
+def with_those_before(x: Numeric, i: int, sums: tuple) -> Any:
+    return fold(len(sums), with_one_before, x, i, sums)
+
+
+def with_one_before(x: Numeric, n: int, i: int, sums: tuple) -> Any:
+    last = from_lane(sums[n], LANES - 1)
+    return x + last if n < i else x
+
+
+def rows_of_lanes(lanes: tuple, group: int) -> tuple:
+    """Of a thread's two rows of a matrix."""
+    return generate(2, row_of_lanes, lanes, group)
+
+
+def row_of_lanes(i: int, lanes: tuple, group: int) -> Any:
+    row = group * ROWS + own_row() + i * 8
+    return fold(len(lanes), of_lane_group, lanes[0], lanes, row)
+
+
+def of_lane_group(x: Numeric, n: int, lanes: tuple, row: int) -> Any:
+    found = from_lane(lanes[n], row % LANES)
+    return found if udiv(row, LANES) == n else x
+
+
+def columns_of_lanes(lanes: tuple, count: int) -> tuple:
+    """Of the ``count`` columns that a thread has of a matrix."""
+    return generate(count, column_of_lanes, lanes)
+
+
+def column_of_lanes(i: int, lanes: tuple) -> Any:
+    column = i // 2 * 8
+    return from_lane(lanes[column // LANES], column % LANES + own_column() + i % 2)
+
+
+def block_of(tile: StagedTile, slot: Any, group: int) -> tuple:
+    """64 rows of a block in a stage, as accumulators."""
+    return join(generate(tile.columns // STEP, matrix_of_block, tile, slot.stage, group))
+
+
+def matrix_of_block(n: int, tile: StagedTile, stage: int, group: int) -> tuple:
+    lane = lane_index()
+    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    place = tile.layout.position((row, n * STEP + udiv(lane, 16) * 8), tile.held)
+    return words_of(tile, stage, 0, place, False)
+
+
+def leave_share(x: Numeric, i: int, to: Any, which: int, share: int, first: int, thread: int) -> None:
+    """What a share of a tile's rounds makes of zeros, in the order of threads."""
+    to[which, share, first + i, thread] = x
+
+
+def take_share(x: Numeric, i: int, of: Any, which: int, share: int, first: int, thread: int, factor: Numeric) -> Any:
+    """What the share makes of ``x``."""
+    return x * factor + of[which, share, first + i, thread]
+
+
+@dataclass(frozen=True)
+class UnitLowerInverse(Component):
+    """The inverse of I + L of 64 rows, in float32, of which L are the elements of a warpgroup's matrix below the diagonal.
+    Each of 64 threads has a column, and solves for it by forward substitution, 16 rows at a time. ``offset``: of the matrix
+    by columns, and of the columns that are solved, by rows."""
+
+    nbytes: ClassVar[int] = 8 * ROWS * PITCH
+
+    offset: int
+
+    def of(self, values: tuple) -> tuple:
+        each(put_below, values, self)
+        named_barrier(MEETING, 2 * ROWS)
+        column = thread_index() % 128
+        if column < ROWS:
+            for strip in range(ROWS // STRIP):
+                first = strip * STRIP
+                x = generate(STRIP, element_of_unit, first - column)
+                for k in range(0, first, AHEAD):       # several loads are under way
+                    x = fold(AHEAD, less_row, x, self, k, first, column)
+                x = fold(STRIP, eliminate, x, self, first)
+                each(put_solved, x, self, first, column)
+        named_barrier(MEETING, 2 * ROWS)
+        return generate(len(values), solved_element, self)
+
+    def lower(self) -> Any:
+        return shared(F32, self.offset)
+
+    def solved(self) -> Any:
+        return shared(F32, self.offset + 4 * ROWS * PITCH)
+
+    def solved_at(self, row: int, column: int) -> Any:
+        return load_shared(self.solved(), row * PITCH, column, 1)[0]
+
+
+def put_below(x: Numeric, i: int, to: UnitLowerInverse) -> None:
+    row, column = own_row() + row_of(i), own_column() + column_at(i)
+    store_shared(to.lower(), column * PITCH, row, (x if column < row else 0.0,))
+
+
+def element_of_unit(i: int, below: int) -> Any:
+    return np.float32(1.0) if i == -below else np.float32(0.0)
+
+
+def less_row(x: tuple, n: int, of: UnitLowerInverse, k: int, first: int, column: int) -> tuple:
+    return apply(less_known, x, load_shared(of.lower(), (k + n) * PITCH, first, STRIP), of.solved_at(k + n, column))
+
+
+def less_known(x: Numeric, i: int, lower: tuple, known: Numeric) -> Any:
+    return x - lower[i] * known
+
+
+def eliminate(x: tuple, n: int, of: UnitLowerInverse, first: int) -> tuple:
+    return apply(less_known, x, load_shared(of.lower(), (first + n) * PITCH, first, STRIP), x[n])
+
+
+def put_solved(x: Numeric, i: int, to: UnitLowerInverse, first: int, column: int) -> None:
+    store_shared(to.solved(), (first + i) * PITCH, column, (x,))
+
+
+def solved_element(i: int, of: UnitLowerInverse) -> Any:
+    return of.solved_at(own_row() + row_of(i), own_column() + column_at(i))
+
+
+# --------------------------------------------------------------------------------------------------
 # Sums that tiles have parts of: rounds add to rows of an array, ``x[m] += value``, in float32.
 #
 #     for n in parallel(k.rows):
@@ -377,158 +556,166 @@ def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
 # 1. **A place "shared".** Warpgroups write their rows of ``ds`` into swizzled shared memory (stmatrix), and meet. Then each
 #    multiplies a part of the result, of all rows of the tile: 64 of its rows, or some of its columns. There are two such
 #    places, which rounds take in turn: who is at the barrier of a round has read what the round before the last wrote.
-# 2. **Reductions in global memory.** Threads add their sums (``red.global.add.v2.f32``), and wait for nothing.
+# 2. **Reductions by TMA.** Warpgroups put their sums into a stage of shared memory. A thread of the producer's warpgroup for
+#    each stage has TMA add it to the array (``cp.reduce.async.bulk.tensor``), and gives the stage back when TMA has read it.
 # 3. **An order.** The n-th tile of a stack adds to a block of rows when the one before it has. A counter of each block says
-#    how many have. A warp of the producer's looks after the turns: it waits for the counter, lets the consumers add, waits
-#    for them, and counts. In blocks that its tile's rounds do not visit it passes the turn on. The last tile sets the
-#    counter to 0, as it was. A tile waits for tiles of smaller numbers alone, which blocks take before, and all blocks run
-#    at once (the launch is cooperative), so that some tile can always go on. ``Mapping(ordered=False)`` leaves the order
-#    out, and with it the same bits.
+#    how many have: the thread that adds waits for it before, and counts when TMA has finished. In blocks that its tile's
+#    rounds do not visit a warp of its own passes the turn on. The last tile sets the counter to 0, as it was. A tile waits
+#    for tiles of smaller numbers alone, which blocks take before, and all blocks run at once (the launch is cooperative),
+#    so that some tile can always go on. ``Mapping(ordered=False)`` leaves the order out, and with it the same bits.
 #
 # Source: Shah et al., "FlashAttention-3", 2024, whose gradient of queries is added up so, without an order.
 
-KEEPER = 32                            # the thread that looks after turns
+WARP = 32
 TURNS = "turn_counts"
 
 
 @dataclass(frozen=True)
-class ComputedTile(PanelTile):
-    """What warpgroups have computed, 64 lines each, in shared memory, where all of them take it as the transposed left
-    operand of a product: in two places, which rounds take in turn. ``barrier``: the named one at which they meet."""
+class AddedOut(PanelTile):
+    """``lines`` rows of what a round adds to an array with ``stacks`` axes in front: warpgroups put their parts into a stage
+    of ``ring_added``, and TMA adds it. Of ``packed`` rows zeros are added to those of the next piece."""
 
-    barrier: int = 1
+    stacks: int = 0
+    packed: bool = False
 
     @cached_property
-    def transposed_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.dtype), 2 * self.line)
+    def map_spec(self) -> TensorMapSpec:
+        return TensorMapSpec(self.dtype, (self.line, ROWS, *(1,) * self.stacks), self.size * self.line)
 
-    def descriptor(self) -> int:
-        """Of the first place."""
-        line = 2 * self.line
-        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
+    # -- consumers ----------------------------------------------------------------------------------------------------
 
-    def put(self, values: tuple, slot: Any, group: int, lines: int) -> None:
-        """A warpgroup's values; zeros behind so many ``lines`` of the tile, which a product sums over."""
-        words, row = pack_narrow(convert_all(self.dtype, values)), group * ROWS + own_row()
-        each(put_computed, split(words, 4), self, slot, group, row < lines, row + 8 < lines)
+    def put(self, values: tuple, slot: Slot, row: int, column: int, rows: int) -> None:
+        """A warpgroup's 64 rows from ``row`` on; the piece has so many ``rows`` of the block."""
+        own = row + own_row()
+        if len(values) % 16 == 0 and self.line % 32 == 0:
+            each(put_panel, split(values, 16), self, self.begin_of(slot.stage), own, column, rows)
+        else:
+            each(put_octet, split(values, 4), self, self.begin_of(slot.stage), own, column, rows)
         fence_async()
 
-    def meet(self) -> None:
-        named_barrier(self.barrier, 2 * self.lines)
+    def clear(self) -> None:
+        """Where results leave by TMA, from the same memory, it has read the last tile's. Warpgroups meet behind it."""
+        if thread_index() % 128 == 0:
+            tma_wait_read(0)
 
-    def other(self, slot: Slot) -> Slot:
-        """The place of the next round."""
-        return Slot(1 - slot.stage, slot.phase)
+    def leave(self, ring: Any, slot: Slot) -> None:
+        """TMA has read all stages, so that results may take their place."""
+        for _ in range(ring.stages):
+            ring.wait(slot)
+            slot = ring.advance(slot)
 
+    # -- one thread of each stage -------------------------------------------------------------------------------------
 
-def put_computed(words: tuple, n: int, tile: ComputedTile, slot: Slot, group: int, upper: bool, lower: bool) -> None:
-    """16 lines by 16 columns of a warp."""
-    lane = lane_index()
-    line = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    place = tile.layout.position((line, n * 16 + udiv(lane, 16) * 8), tile.held) + slot.stage * (tile.stage_bytes // 2)
-    held = unpack_narrow(tile.dtype, apply(word_or_zeros, words, upper, lower))
-    stmatrix(shared(tile.dtype, tile.offset), 0, place, held, False)
-
-
-def word_or_zeros(word: int, i: int, upper: bool, lower: bool) -> Any:
-    """Two neighbours of a line that is there, or zeros."""
-    return word if (upper if i % 2 == 0 else lower) else word ^ word
-
-
-@dataclass(frozen=True)
-class AddedOut(Typed):
-    """Elements that are in range are added to what is there, from the registers: two of a row at a time."""
-
-    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
-        each(add_row, (0, 1), split(values, 2), part, matrix_of(out, part.stack))
+    def add(self, tensor_map: Any, place: tuple, slot: Slot) -> None:
+        """Have TMA add a stage to the rows from a place (column, row, which matrix of stacks) on; it has read the stage."""
+        fence_async_global()                           # others' additions are over
+        for line in range(0, self.lines, ROWS):
+            for column in range(0, self.columns, self.line):
+                at = self.begin_of(slot.stage) + column * self.held + line * self.line
+                tma_add(tensor_map, (place[0] + column, place[1] + line, *place[2:]), shared(F32, self.offset), at)
+        tma_commit()
+        tma_wait_read(0)
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """All that the thread has had TMA add is there."""
+        tma_wait(0)
 
 
-def add_row(half: int, n: int, pairs: tuple, part: WarpgroupPart, out: Any) -> None:
-    """To one of a thread's two rows."""
-    row = part.m + own_row() + n * 8
-    if row < part.rows:
-        each(add_pair, pairs, n, out, (row, part.n + own_column()))
+def put_panel(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    """32 columns of a thread's two rows. Odd rows go two octets ahead, and back, so that the 16 lanes whose pairs are stored
+    together reach all banks."""
+    each(put_octets, (0, 1), split(values, 4), out, begin, row, column + n * 32, rows)
 
 
-def add_pair(pair: tuple, n: int, half: int, out: Any, place: tuple) -> None:
-    if n % 2 == half:
-        add_global(out, 1, place, (0, n // 2 * 8), pair)
+def put_octets(i: int, n: int, octets: tuple, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    """Two octets of columns, 16 apart."""
+    is_odd = row % 2
+    one, other = octets[i], octets[i + 2]
+    ahead = generate(4, either, is_odd, other, one)
+    back = generate(4, either, is_odd, one, other)
+    put_octet(ahead, 0, out, begin, row, column + i * 8 + is_odd * 16, rows)
+    put_octet(back, 0, out, begin, row, column + i * 8 + 16 - is_odd * 16, rows)
+
+
+def either(n: int, first: int, one: tuple, other: tuple) -> Any:
+    return one[n] if first else other[n]
+
+
+def put_octet(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    """Eight columns: two of each of a thread's two rows."""
+    each(put_pair, split(values, 2), out, begin, row, column + n * 8 + own_column(), rows)
+
+
+def put_pair(pair: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+    own = row + n * 8
+    place = out.layout.position((own, column), out.held)
+    if out.packed:
+        store_shared(shared(F32, out.offset), begin + place, 0, apply(pair_or_zeros, pair, own < rows))
+    else:
+        store_shared(shared(F32, out.offset), begin + place, 0, pair)
+
+
+def pair_or_zeros(x: Any, n: int, is_there: bool) -> Any:
+    return x if is_there else convert(F32, 0.0)
 
 
 # -- passes: what is added, and its turns ---------------------------------------------------------------------------------
 
-def share(chain: Chain, kernel: KernelLimits) -> None:
-    """What rounds add becomes a product of what is in shared memory. Raises ValueError and TypeError, with the user's line,
-    for other sums, and ConfigError for a kernel without the place."""
-    cells = [c for c in chain.carried if isinstance(c, Added)]
-    chain.carried = [c for c in chain.carried if c not in cells]
-    places: dict[Value, Value] = {}
-    if cells and not kernel.uses_tma:
-        raise refused(ConfigError, f"{cells[0].store.parameter.name}[...] += ... in rounds: kernels of TMA and wgmma have a "
-                                   "place for it, and this one has not; use another program with tiles of these rows, or "
-                                   "operands that TMA takes", cells[0].store.line)
-    for c in cells:
-        d, name, own = c.out, c.store.parameter.name, (*chain.own_stacks, chain.index)
-        if tuple(c.store.key) != own or c.store.only is not None or len(c.store.parameter.shape) != len(own) + 1:
-            raise refused(ValueError, f"{name}[{shown(c.store.key)}] += ...; rounds add to their own rows, [{shown(own)}] "
-                                      "(only .reference(...) runs others)", c.store.line)
-        a, b = d.args[:2] if d.op == "dot" and d.args[2:] == (c.inside,) else (None, None)
-        is_computed = a is not None and a.op == "transpose" and loaded(a) is None
-        if not is_computed or b.op != "load" or chain.rows not in b.dims or a.dims[0] is not chain.index:
-            raise refused(ValueError, f"{name}[...] += a value that is no product of a computed value's transpose and the "
-                                      f"tile's rows, x.astype(dtype).T @ y[{chain.rows}] (only .reference(...) runs others)",
-                          c.store.line)
-        if np.dtype(c.store.parameter.dtype) != F32:
-            raise refused(TypeError, f"{name} has dtype {c.store.parameter.dtype}; tiles add up float32", c.store.line)
-        source = a.args[0]
-        while source.op == "cast":
-            source = source.args[0]
-        if source not in places:
-            dtype, called = np.dtype(b.data[0].dtype), f"{source.name or 'value'}_place"
-            places[source] = Value(SHARED, (source,), source.dims, dtype, called, d.line)
-            chain.body.insert(chain.body.index(source) + 1, places[source])
-        d.args, d.name = (places[source], b), d.name or c.inside.name
-        made = Value(ADDED, (d,), d.dims, c.store, "", c.store.line)
-        chain.body.insert(chain.body.index(d) + 1, made)
-        chain.added.append(made)
+def handed_on(chain: Chain, choice: ScheduleChoice, x: Value, sums: str) -> list[str]:
+    """A consumer's lines for its part of what a round adds."""
+    (d,), n = x.args, chain.index.name
+    rows, columns = choice.part(chain, d)
+    row, column = (f"group * {rows}", "0") if rows else ("0", f"group * {columns}")
+    there = f"{chain.stop} - {n}" if chain.index.piece is not None else str(choice.blocks[n])
+    return ["ring_added.wait(at_added)", f"out_{x.data.parameter.name}.put({sums}, at_added, {row}, {column}, {there})",
+            "ring_added.release(at_added.stage)", "at_added = ring_added.advance(at_added)"]
 
 
-def counts_of(chain: Chain, choice: ScheduleChoice) -> dict[str, ArrayInfo]:
-    """A counter for each block of rows that tiles add to in order, in memory of the stream's."""
-    if not choice.ordered:
-        return {}
-    length, rows = choice.blocks[chain.index.name], chain.sizes[chain.index.extent]
-    blocks, stacks = -(-rows // length), chain.count
-    if chain.index.piece is not None:
-        pieces = chain.sizes[chain.index.piece.of_loop.extent]
-        blocks, stacks = rows // length + pieces, stacks // max(1, pieces)
-    return {TURNS: described("counts", max(1, stacks * blocks), np.dtype(np.uint32))}
+class Adder(ProducerRole):
+    """One thread of each stage has TMA add what consumers have put there; in order, when the tiles before have."""
 
+    def called(self, takes: list[str], arrays: list[str], turns: list[str]) -> list[str]:
+        """How the kernel calls it."""
+        if not self.chain.added:
+            return []
+        lines = [f"        elif thread_index() == {WARP * (1 + n)}:\n"
+                 f"            add({', '.join([*takes, *arrays, *turns, str(n)])})" for n in range(self.choice.adding)]
+        if self.passes:
+            lines += [f"        elif thread_index() >= {3 * WARP}:", f"            pass_on({', '.join([*takes, *turns])})"]
+        return lines
 
-class TurnKeeper(ProducerRole):
-    """One thread that lets consumers add when the tiles before have."""
+    @property
+    def passes(self) -> bool:
+        """Whether there are blocks that a tile's rounds do not visit."""
+        return self.choice.ordered and (self.has_end or self.first != "0")
 
-    def called(self, takes: list[str]) -> list[str]:
-        """How the kernel calls it, where there are turns."""
-        found = [f"        elif thread_index() == {KEEPER}:", f"            keep_turns({', '.join(takes)})"]
-        return found if self.choice.ordered else []
-
-    def text(self, takes: list[str]) -> list[str]:
-        if not self.choice.ordered:
+    def text(self, takes: list[str], arrays: list[str], turns: list[str]) -> list[str]:
+        if not self.chain.added:
             return []
         self.tiles()
-        said = '    """Turns at adding to an array: behind those of the tile before."""'
-        return [f"def keep_turns({', '.join(takes)}):", said, "    zero = thread_index() * 0",
-                "    at_turns = Slot(zero, zero + 1)", *self.lines, "", ""]
+        order = ", behind the tiles before" if self.choice.ordered else ""
+        made = [f"def add({', '.join([*takes, *arrays, *turns, 'own'])}):",
+                f'    """What consumers have put into the thread\'s own stage: shared -> global{order}."""',
+                "    zero = thread_index() * 0", "    at_added = Slot(zero, zero)",
+                "    ring_added.expect(Slot(zero + own, zero), 0)          # a fresh stage is empty", *self.lines,
+                f"    out_{arrays[0]}.finish()", "", ""]
+        if self.passes:
+            passing = Passer(self.chain, self.places, self.choice, self.order, self.ranges, False)
+            passing.tiles()
+            made += [f"def pass_on({', '.join([*takes, *turns])}):",
+                     '    """Turns at blocks that a tile does not visit, one each lane."""', *passing.lines, "", ""]
+        return made
 
     def begin_tile(self, joined: bool) -> None:
         """It brings nothing."""
 
     def range(self) -> None:
         super().range()
+        if self.choice.ordered:
+            self.turn()
+
+    def turn(self) -> None:
+        """Which turn is the tile's, and its first counter."""
         chain, step, n = self.chain, self.step, self.n
         rows, count = chain.rows.name, chain.extent_of(chain.rows)
         blocks, stacks = f"blocks(sizes.{n}, {step})", chain.own_stacks
@@ -544,26 +731,40 @@ class TurnKeeper(ProducerRole):
         self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}",
                  f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
 
+    @property
+    def counter(self) -> str:
+        return f"{TURNS}, first_turn + udiv({self.n}, {self.step})"
+
     def events(self, part: list, guarded: bool, joined: bool = False) -> None:
         if part is not self.order.round:
             return
-        at = f"first_turn + udiv({self.n}, {self.step})"
-        self.put(f"await_counter({TURNS}, {at}, turn, \"acquire\")", "ring_turns.expect(at_turns, 0)",
-                 "at_turns = ring_turns.advance(at_turns)", "ring_turns.acquire(at_turns)",
-                 f"atomic_add({TURNS}, {at}, passed, \"release\")")
+        store = self.chain.added[0].data
+        name, stacks = store.parameter.name, [stack.name for stack in self.chain.own_stacks[::-1]]
+        row = f"{self.n}_origin + {self.n}" if self.chain.index.piece is not None else self.n
+        ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
+        lines = [*([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
+                 f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
+                 "ring_added.expect(at_added, 0)"]
+        if ordered:
+            lines += [f"out_{name}.finish()", f'atomic_add({self.counter}, passed, "release")']
+        self.put(*(["if at_added.stage == own:"] if more else []), *(more + line for line in lines),
+                 "at_added = ring_added.advance(at_added)")
 
-    def end_rounds(self) -> None:
-        """Blocks that the tile's rounds do not visit."""
+
+class Passer(Adder):
+    """A warp that passes turns on, of blocks that a tile's rounds do not visit."""
+
+    def loops(self) -> None:
         n, step = self.n, self.step
-        at = f"first_turn + udiv({n}, {step})"
         ends = []
         if self.has_end:
-            ends.append((f"{n} = {self.first} + blocks({self.end} - {self.first}, {step}) * {step}", self.extent))
+            ends.append((f"{self.first} + blocks({self.end} - {self.first}, {step}) * {step}", self.extent))
         if self.first != "0":
-            ends.append((f"{n} = 0 * tile", self.first))
+            ends.append(("0", self.first))
         for begin, end in ends:
-            self.put(begin, f"while {n} < {end}:", f"    await_counter({TURNS}, {at}, turn, \"acquire\")",
-                     f"    atomic_add({TURNS}, {at}, passed, \"release\")", f"    {n} = rolled({n} + {step})")
+            self.put(f"{n} = rolled({begin} + thread_index() % {WARP} * {step})", f"while {n} < {end}:",
+                     f'    await_counter({self.counter}, turn, "acquire")',
+                     f'    atomic_add({self.counter}, passed, "release")', f"    {n} = rolled({n} + {WARP * step})")
 
     @property
     def extent(self) -> str:

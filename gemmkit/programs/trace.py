@@ -31,6 +31,7 @@ from gemmkit.programs.values import (
     Term,
     _current,
     explained,
+    is_of_rounds,
     joined,
     line_here,
     name_here,
@@ -252,20 +253,22 @@ class Interpreter:
         return made
 
     def twin(self, index: Index) -> Index:
-        """The columns of a product whose rows are the same block of a round."""
-        return replace(index, name=f"{index!r}'", twin=index)
+        """The columns of products whose rows are the same block of a round."""
+        return index.groups.setdefault("twin", replace(index, name=f"{index!r}'", twin=index, groups={}))
 
     def transpose(self, x: Any) -> Any:
-        x = self.factor(x)
-        if len(x.dims) != 2:
+        x = self.factor(x)                             # a value of each row becomes one of each column
+        dims = (self.twin(x.dims[0]),) if is_of_rounds(x.dims) else x.dims[::-1]
+        if len(dims) != 2 and not is_of_rounds(x.dims):
             raise refused(ValueError, f"cannot transpose a value of ({shown(x.dims)}); a matrix is needed")
-        return self.compute("transpose", (x,), x.dims[::-1])
+        return self.compute("transpose", (x,), dims)
 
     def along(self, op: str, x: Any, axis: int) -> Any:
         x = self.lift(x)
+        if op == "sum" and is_of_rounds(x.dims) and axis == 0:
+            return self.compute("total", (x,), ())
         if len(x.dims) != 2 or axis not in (0, 1, -1):
-            raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): axis=1 reduces the rows of a "
-                                      "matrix, axis=0 its columns")
+            raise refused(ValueError, f"{op}(axis={axis}) of ({shown(x.dims)}): axis=1 reduces its rows, axis=0 its columns")
         refuse_parts(lambda: f"{op}(axis={axis})", x.dims[axis])
         x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
@@ -464,7 +467,7 @@ class Loop:
     start: Value | None = None
     stop: Value | None = None
     line: str = field(default_factory=line_here)
-    twice: str = ""                    # the line of a product of a block with itself, which no kernel has
+    twice: str = ""                    # the line of a product of a block with itself, which recurrences have
     looked_up: str = ""                # that of rows which an array names
     updated: dict[str, StoreStatement] = field(default_factory=dict)   # results that are read before they are stored
     axes: Axes = field(default_factory=Axes)           # of a whole program

@@ -639,6 +639,11 @@ class Parameter(Arithmetic):
         return indices, Axis(stop.length, of)
 
 
+def is_of_rounds(dims: tuple) -> bool:
+    """Whether a value has one number for each row of a round's block."""
+    return len(dims) == 1 and isinstance(dims[0], Index) and not (dims[0].of_tile or dims[0].stack or dims[0].twin)
+
+
 def unique(wanted: str, taken: Collection[str]) -> str:
     """The name as it is wanted, or the first of ``wanted_2``, ``wanted_3`` and so on that is not taken.
 

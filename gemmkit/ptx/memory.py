@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit import emulator
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import (
     SharedPointer,
@@ -278,35 +277,6 @@ def _type_store_global(context: TypingContext, view: types.Type, axis: types.Typ
 def store_global(view: Any, axis: int, base: Any, offset: Any, values: tuple) -> None:
     """Store elements of a view along ``axis``, starting at ``base + offset``, converted to its dtype."""
     view.store(axis, tuple(map(operator.add, base, offset)), values)
-
-
-def _type_add_global(context: TypingContext, view: types.Type, axis: types.Type, base: types.Type, offset: types.Type,
-                     values: types.Type) -> Any:
-    if not is_position(view, base, offset) or not isinstance(values, types.BaseTuple) or view.dtype != np.dtype(np.float32):
-        return None
-    if view.readonly:
-        raise TypingError(READ_ONLY)
-    along, n = int(axis.literal_value), len(values.types)
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        given = cast_elements(c, b, values, v[4], view.element)
-        for at, width, pointer, _ in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
-            names = [f"${1 + m}" for m in range(width)]
-            what = f".v{width}.f32 [$0], {{{', '.join(names)}}};" if width > 1 else ".f32 [$0], $1;"
-            operands = [b.ptrtoint(pointer, ir.IntType(64)), *given[at:at + width]]
-            assembly(b, f"red.relaxed.gpu.global.add{what}", [], operands, memory=True)
-        return c.get_dummy_value()
-
-    return signature(types.none, view, axis, base, offset, values), codegen
-
-
-@atom(_type_add_global)
-def add_global(view: Any, axis: int, base: Any, offset: Any, values: tuple) -> None:
-    """Add float32 to elements of a view along ``axis``, starting at ``base + offset``, each at once for all blocks of the
-    device (``red``; 2 or 4 neighbours at a time need sm_90). Nothing waits for it."""
-    for n, value in enumerate(values):
-        at = [int(x) + int(y) + (n if i == axis else 0) for i, (x, y) in enumerate(zip(base, offset))]
-        emulator.barriers.accumulate(view.memory, view.locate(tuple(at)), value)
 
 
 def _type_near(context: TypingContext, view: types.Type) -> Any:

@@ -206,7 +206,7 @@ def pack_fragment(dtype: np.dtype, values: tuple) -> tuple:
     earlier nor later, as `gemmkit.ptx.wgmma.settle` makes them."""
     with np.errstate(all="ignore"):
         words = np.array(values, np.float32).astype(dtype).view(np.uint32)
-    return emulator.tensor_cores.settled(current(), tuple(words))
+    return emulator.barriers.settled(current(), tuple(words))
 
 
 @atom(_packing(".relu"))
@@ -215,7 +215,7 @@ def pack_relu(dtype: np.dtype, values: tuple) -> tuple:
     given = np.array(values, np.float32)
     with np.errstate(all="ignore"):
         words = np.where(given < 0, np.float32(0), given).astype(dtype).view(np.uint32)
-    return emulator.tensor_cores.settled(current(), tuple(words))
+    return emulator.barriers.settled(current(), tuple(words))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -296,6 +296,86 @@ def as_bfloat16(words: tuple) -> tuple:
     return tuple(values.view(np.uint32).reshape(-1))
 
 
+# -- integers of 4 bits as 8-bit floats --
+
+#: -15 to 16 as float8_e4m3fn, four in a word.
+_INTEGERS = tuple(int(word) for word in np.arange(-15, 17).astype(ml_dtypes.float8_e4m3fn).view(np.uint32))
+_LOWER, _UPPER = 0x5410, 0x7632        # what PRMT makes of two words: one of their lower halves, one of their upper ones
+
+
+def _type_float8_table(context: TypingContext, zero: types.Type) -> Any:
+    if not isinstance(zero, types.Integer):
+        return None
+    result = types.UniTuple(types.uint32, 4)
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        first = b.sub(i32(15), c.cast(b, v[0], zero, types.uint32))
+        words = [i32(word) for word in _INTEGERS]
+        for bit, count in ((4, 7), (8, 5)):                # from word first / 4 on
+            is_set = b.icmp_unsigned("!=", b.and_(first, i32(bit)), i32(0))
+            words = [b.select(is_set, words[n + bit // 4], words[n]) for n in range(count)]
+        shift = b.shl(b.and_(first, i32(3)), i32(3))
+        out = [assembly(b, "shf.r.wrap.b32 $0, $1, $2, $3;", [i32], [words[n], words[n + 1], shift], pure=True)[0]
+               for n in range(4)]
+        return c.make_tuple(b, result, out)
+
+    return signature(result, zero), codegen
+
+
+@atom(_type_float8_table)
+def float8_table(zero: int) -> tuple:
+    """What integers q of 4 bits are beside a zero point from 0 to 15: q - zero as float8_e4m3fn, which holds it exactly;
+    four in a word.
+
+    >>> words = np.array(float8_table(8), np.uint32)
+    >>> words.view(ml_dtypes.float8_e4m3fn).astype(int).tolist()
+    [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    return tuple((np.arange(16) - int(zero)).astype(ml_dtypes.float8_e4m3fn).view(np.uint32))
+
+
+def _type_as_float8(context: TypingContext, words: types.Type, half: types.Type, tables: types.Type) -> Any:
+    if words != types.UniTuple(types.uint32, 4) or not isinstance(half, types.Integer) or tables != types.UniTuple(words, 2):
+        return None
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        select = b.add(b.mul(c.cast(b, v[1], half, types.uint32), i32(_UPPER - _LOWER)), i32(_LOWER))
+
+        def permuted(one: Any, other: Any, by: Any) -> Any:
+            return assembly(b, "prmt.b32 $0, $1, $2, $3;", [i32], [one, other, by], pure=True)[0]
+
+        out = [None] * 4
+        for row in range(2):
+            table = [b.extract_value(b.extract_value(v[2], row), n) for n in range(4)]
+            integers = permuted(b.extract_value(v[0], row), b.extract_value(v[0], row + 2), select)
+            lower = b.and_(integers, i32(0x77777777))      # which of eight; the fourth bit says of which eight
+            upper = assembly(b, "lop3.b32 $0, $1, 0x44444444, 0x32103210, 0xea;", [i32], [b.lshr(integers, i32(1))],
+                             pure=True)[0]
+            for n in range(2):
+                low, high = (b.lshr(x, i32(16)) if n else x for x in (lower, upper))
+                out[row + 2 * n] = permuted(permuted(table[0], table[1], low), permuted(table[2], table[3], low), high)
+        return c.make_tuple(b, words, out)
+
+    return signature(words, words, half, tables), codegen
+
+
+@atom(_type_as_float8)
+def as_float8(words: tuple, half: int, tables: tuple) -> tuple:
+    """The four integers of 4 bits in the lower (0) or upper half of each of four words, as a fragment of float8 has them:
+    word n by table n % 2 (`float8_table`).
+
+    >>> found = as_float8((np.uint32(0x9F80),) * 4, 0, (float8_table(8),) * 2)
+    >>> np.array(found, np.uint32).view(ml_dtypes.float8_e4m3fn)[:4].astype(int).tolist()
+    [-8, 0, 7, 1]
+    """
+    out = []
+    for n, word in enumerate(words):
+        places = np.arange(4, dtype=np.uint32) * np.uint32(4) + np.uint32(16 * int(half))
+        table = np.array(tables[n % 2], np.uint32).view(np.uint8)
+        out.append(table[np.uint32(word) >> places & np.uint32(15)].view(np.uint32)[0])
+    return tuple(out)
+
+
 # --------------------------------------------------------------------------------------------------
 # Fragments of 16- and 8-bit elements as the 32-bit registers that instructions take, and back.
 

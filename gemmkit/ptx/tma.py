@@ -251,23 +251,26 @@ def tma_load_im2col_multicast(map: Any, coordinates: tuple, offsets: tuple, poin
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask), offsets)
 
 
-def _type_store(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type,
-                position: types.Type) -> Any:
-    if not _is_copy(map, coordinates, pointer, position):
-        return None
-    rank = coordinate_count(coordinates)
-    text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group {_box(0, rank)}, [${rank + 1}];"
+def _store_by(begin: str, end: str) -> Any:
+    def typer(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type,
+              position: types.Type) -> Any:
+        if not _is_copy(map, coordinates, pointer, position):
+            return None
+        rank = coordinate_count(coordinates)
+        text = f"{begin}.{rank}d.global.shared::cta{end}.bulk_group {_box(0, rank)}, [${rank + 1}];"
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1]),
-                    element_address(c, b, pointer, v[2], position, v[3])]
-        assembly(b, text, [], operands, memory=True)
-        return c.get_dummy_value()
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+            operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1]),
+                        element_address(c, b, pointer, v[2], position, v[3])]
+            assembly(b, text, [], operands, memory=True)
+            return c.get_dummy_value()
 
-    return signature(types.none, map, coordinates, pointer, position), codegen
+        return signature(types.none, map, coordinates, pointer, position), codegen
+
+    return typer
 
 
-@atom(_type_store)
+@atom(_store_by("cp.async.bulk.tensor", ""))
 def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None:
     """Copy from element ``position`` of ``pointer`` to the box at ``coordinates``; what is out of the tensor is left out.
 
@@ -277,6 +280,14 @@ def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None
     """
     thread = current()
     emulator.copies.stores(thread).store(thread, map, coordinates, place(pointer, position))
+
+
+@atom(_store_by("cp.reduce.async.bulk.tensor", ".add.tile"))
+def tma_add(map: Any, coordinates: tuple, pointer: Any, position: int) -> None:
+    """`tma_store` that adds float32 to what is there, each element at once for all blocks of the device
+    (PTX ISA, ``cp.reduce.async.bulk.tensor``)."""
+    thread = current()
+    emulator.copies.stores(thread).store(thread, map, coordinates, place(pointer, position), adds=True)
 
 
 @atom(plain("cp.async.bulk.commit_group;"))

@@ -462,30 +462,30 @@ def _typer(spec: WgmmaSpec) -> Any:
 def _emulation(spec: WgmmaSpec) -> Any:
     def wgmma(acc: tuple, a: Any, b: int, accumulate: int) -> tuple:
         thread = current()
-        values = emulator.tensor_cores.given(thread, acc, spec.name)
+        values = emulator.barriers.given(thread, acc, spec.name)
         if spec.a_registers:
-            emulator.tensor_cores.check_fragment(thread, a)
+            emulator.barriers.check_fragment(thread, a)
         operands = (thread, values, a if spec.a_registers else int(a), int(b), bool(accumulate))
-        return thread.collective(spec.name, operands, multiply, emulator.tensor_cores.WARPGROUP, sync=False)
+        return thread.collective(spec.name, operands, multiply, emulator.barriers.WARPGROUP, sync=False)
 
     def multiply(operands: list) -> list:
         threads, accs, a, b, accumulate = zip(*operands)
         thread = threads[0]
-        unit = emulator.tensor_cores.of(thread)
+        unit = emulator.barriers.of(thread)
         unit.starts_for_all(threads)
-        if spec.a_registers and isinstance(a[0], emulator.tensor_cores.Settled):
+        if spec.a_registers and isinstance(a[0], emulator.barriers.Settled):
             unit.readings[a[0].registers] = unit.clock
         left = (_from_registers(spec, list(a)) if spec.a_registers
                 else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
         right = _from_shared(thread, "b", b, spec.N, spec.b, spec.b_major)
         packed = isinstance(accs[0][0], np.uint32)
         old = None
-        if emulator.tensor_cores.same(thread, "accumulate", accumulate):
+        if emulator.barriers.same(thread, "accumulate", accumulate):
             old = spec.c.gather([halves(words) for words in accs] if packed else list(accs))
         new = spec.c.scatter(spec.compute(left, right, old))
         if packed:
             new = [tuple(np.array(values, F16).view(np.uint32)) for values in new]
-        return [emulator.tensor_cores.Accumulators(thread, values, unit.clock, spec.name)
+        return [emulator.barriers.Accumulators(thread, values, unit.clock, spec.name)
                 for thread, values in zip(threads, new)]
 
     return wgmma
@@ -493,8 +493,8 @@ def _emulation(spec: WgmmaSpec) -> Any:
 
 def _from_shared(thread: Thread, name: str, descriptors: tuple, lines: int, dtype: np.dtype, major: str) -> np.ndarray:
     """The operand, lines by K, that the threads' descriptors say."""
-    where = decode(emulator.tensor_cores.same(thread, f"the descriptor {name}", descriptors)).addresses(lines, major)
-    chunks = emulator.tensor_cores.of(thread).gather(thread, where)
+    where = decode(emulator.barriers.same(thread, f"the descriptor {name}", descriptors)).addresses(lines, major)
+    chunks = emulator.barriers.of(thread).gather(thread, where)
     if major == "K":
         return chunks.reshape(lines, -1).view(dtype)
     return chunks.view(dtype).transpose(0, 2, 1).reshape(lines, -1)
@@ -565,7 +565,7 @@ def settle(fragment: tuple) -> tuple:
     To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
     fence of its own there, and ends the group.
     """
-    return emulator.tensor_cores.settled(current(), pack_words(fragment))
+    return emulator.barriers.settled(current(), pack_words(fragment))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -573,19 +573,19 @@ def settle(fragment: tuple) -> tuple:
 @atom(plain("wgmma.fence.sync.aligned;", convergent=True))
 def wgmma_fence() -> None:
     """Before the first wgmma, and before any that uses registers which other instructions have written since."""
-    emulator.tensor_cores.fence(current())
+    emulator.barriers.fence_registers(current())
 
 
 @atom(plain("wgmma.commit_group.sync.aligned;", convergent=True))
 def wgmma_commit() -> None:
     """Close the group of the wgmmas so far."""
     thread = current()
-    emulator.tensor_cores.committed(thread)
-    thread.collective("wgmma.commit_group", thread, _commit, emulator.tensor_cores.WARPGROUP, sync=False)
+    emulator.barriers.committed(thread)
+    thread.collective("wgmma.commit_group", thread, _commit, emulator.barriers.WARPGROUP, sync=False)
 
 
 def _commit(threads: list) -> list:
-    emulator.tensor_cores.of(threads[0]).commit()
+    emulator.barriers.of(threads[0]).commit()
     return [None] * len(threads)
 
 
@@ -619,4 +619,4 @@ def wgmma_wait(pending: int, accs: tuple) -> tuple:
     ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
     might be moved to other registers while the hardware still writes to it.
     """
-    return emulator.tensor_cores.wait(current(), pending, accs)
+    return emulator.barriers.wait_for_groups(current(), pending, accs)

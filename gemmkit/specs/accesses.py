@@ -232,10 +232,11 @@ class InScaled(InPartial):
                 old = load_global(c, self.axis, tensor.base, tensor.offset, self.count)
             else:
                 old = generate(self.count, _element_or_zero, self, c, tensor.at)
-            values = apply(_scaled, split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2), alpha, beta)
+            pairs = split(interleave((apply(_as, values, alpha), apply(_as, old, alpha))), 2)
+            values = apply(lambda pair, n: alpha * pair[0] + beta * pair[1], pairs)
         else:
-            values = apply(_multiplied, values, alpha)
-        values = apply(_as_kind, values, self.dtype)
+            values = apply(lambda value, n: alpha * value, values)
+        values = apply(lambda value, n: convert(self.dtype, value), values)
         if _are_inside(self, tensor.at, self.count, out.shape):
             store_global(out, self.axis, tensor.base, tensor.offset, values)
         else:
@@ -245,20 +246,8 @@ class InScaled(InPartial):
         return f"{super().said(itemsize)}, of alpha x{' + beta c' if self.has_c else ''}"
 
 
-def _scaled(pair: tuple, n: int, alpha: Any, beta: Any) -> Any:
-    return alpha * pair[0] + beta * pair[1]
-
-
-def _multiplied(value: Any, n: int, alpha: Any) -> Any:
-    return alpha * value
-
-
 def _as(value: Any, n: int, like: Any) -> Any:
     return like * 0 + value
-
-
-def _as_kind(value: Any, n: int, dtype: Any) -> Any:
-    return convert(dtype, value)
 
 
 @dataclass(frozen=True)
@@ -634,8 +623,7 @@ def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -
 # ...
 # gemmkit.specs.accesses.NoAtom: MatMul <<<[].thread>>> ([].fp16.RF, [].fp16.RF) -> ([].fp32.RF) is no instruction...
 #
-# A spec is called with its parameters (an operator, a value), the threads that execute it together, its inputs and
-# outputs.
+# A spec is called with its parameters (an operator, a value), the threads that execute it, its inputs and outputs.
 
 NEAREST = 3                                                   # instructions that an error lists
 
@@ -648,6 +636,8 @@ class Instruction(Component):
     """An instruction as a spec: ``row`` is its line in Table 2."""
 
     row: ClassVar[str] = ""
+    together: ClassVar[int | None] = None                     # how many threads execute it; None: see `differs`
+    memories: ClassVar[tuple] = ()                            # of its last tensors each: one, or those that it may be in
 
     @property
     def becomes(self) -> str:
@@ -668,13 +658,23 @@ class Instruction(Component):
 _known: dict[str, list[type[Instruction]]] = {}
 
 
-def atomic(kind: str) -> Callable[[type[Instruction]], type[Instruction]]:
-    """Enter a class of instructions among those that execute a kind of spec."""
+def atomic(kind: str, threads: int | None = None, *memories: Any) -> Callable[[type[Instruction]], type[Instruction]]:
+    """Enter a class of instructions among those that execute a kind of spec, by ``threads`` together, with each tensor in a
+    memory, or in one of several. `Instruction.differs` asks the rest."""
     def enter(cls: type[Instruction]) -> type[Instruction]:
+        cls.together, cls.memories = threads, tuple((one,) if isinstance(one, str) else one for one in memories)
         _known.setdefault(kind, []).append(cls)
         return cls
 
     return enter
+
+
+def _misplaced(kind: str, cls: type[Instruction], threads: Threads, forms: tuple) -> Iterator[str]:
+    if cls.together is not None:
+        yield from count_is(threads, cls.together)
+    names = "abc" if kind == "MatMul" else ("the source", "the destination")[-len(cls.memories):]
+    for name, form, memories in zip(names, forms, cls.memories):
+        yield from memory_is(name, form, *memories)
 
 
 @lru_cache(maxsize=8192)
@@ -684,7 +684,7 @@ def instruction(kind: str, *given: Any) -> Instruction:
     parameters, threads, forms = given[:at], given[at], given[at + 1:]
     missed = []
     for number, cls in enumerate(_known[kind]):
-        wrong = list(cls.differs(threads, *parameters, *forms))
+        wrong = [*_misplaced(kind, cls, threads, forms), *cls.differs(threads, *parameters, *forms)]
         if not wrong:
             found = cls.of(threads, *parameters, *forms)
             if freeze(found).leaves:                          # a kernel's arguments, of which a spec has none

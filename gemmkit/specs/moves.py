@@ -20,13 +20,11 @@ from gemmkit.specs.accesses import (
     Instruction,
     access_of,
     atomic,
-    count_is,
     count_of,
     fragment_of,
     is_inside,
     is_line,
     levels_are,
-    memory_is,
     write_registers,
 )
 from gemmkit.specs.tensors import (
@@ -67,7 +65,7 @@ def _lines(src: Form, dst: Form) -> Iterator[str]:
                 yield f"{name} {error}"
 
 
-@atomic("Move")
+@atomic("Move", 1, (GL, SH, RF), (GL, SH, RF))
 @dataclass(frozen=True)
 class MoveLine(Instruction):
     """A thread's neighbours, from and to anywhere: as few ld and st as alignment allows."""
@@ -79,11 +77,7 @@ class MoveLine(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        src, dst = given
-        yield from count_is(threads, 1)
-        yield from memory_is("the source", src, GL, SH, RF)
-        yield from memory_is("the destination", dst, GL, SH, RF)
-        yield from _lines(src, dst)
+        yield from _lines(*given)
 
     @classmethod
     def of(cls, threads: Threads, *given: Form) -> Instruction:
@@ -102,7 +96,7 @@ class MoveLine(Instruction):
         self.target.store(dst, self.source.load(src))
 
 
-@atomic("CopyAsync")
+@atomic("CopyAsync", 1, GL, SH)
 @dataclass(frozen=True)
 class CopyLine(Instruction):
     """A thread's neighbours from global to shared memory, started and not waited for."""
@@ -113,9 +107,6 @@ class CopyLine(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 1)
-        yield from memory_is("the source", src, GL)
-        yield from memory_is("the destination", dst, SH)
         wrong = list(_lines(src, dst))
         yield from wrong
         if wrong or dst.memory != SH:
@@ -142,7 +133,7 @@ class CopyLine(Instruction):
         copy_async(dst.storage, base, offset, src.storage, offset_of(src.storage, src.at), self.count, True)
 
 
-@atomic("Move")
+@atomic("Move", 32, SH, RF)
 @dataclass(frozen=True)
 class LoadMatrices(Instruction):
     """Fig. 1: each lane has the address of a line of 16 bytes, and gets 32 bits of each of one, two or four matrices of
@@ -158,9 +149,6 @@ class LoadMatrices(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
-        yield from memory_is("the source", src, SH)
-        yield from memory_is("the destination", dst, RF)
         if src.dtype != dst.dtype or src.itemsize not in (1, 2, 4):
             yield f"{src.dtype} goes to {dst.dtype}: elements of 8, 16 or 32 bits are moved"
             return
@@ -232,8 +220,6 @@ def fragment_key(role: FragmentRole) -> Any:
 
 
 def _fragments(shared_name: str, shared: Form, fragment_name: str, fragment: Form) -> Iterator[str]:
-    yield from memory_is(shared_name, shared, SH)
-    yield from memory_is(fragment_name, fragment, FR)
     yield from levels_are(shared_name, shared, (SIDE, SIDE))
     yield from levels_are(fragment_name, fragment, (SIDE, SIDE))
     yield from fragment_of(fragment_name, fragment, WMMA)
@@ -248,7 +234,7 @@ def _fragments(shared_name: str, shared: Form, fragment_name: str, fragment: For
             yield f"the layout {shared.layout} has lines of {found[1]} elements, which is not a multiple of 16 bytes"
 
 
-@atomic("Move")
+@atomic("Move", 32, SH, FR)
 @dataclass(frozen=True)
 class LoadFragment(Instruction):
     """A 16 x 16 tile to a fragment of the warp's."""
@@ -260,10 +246,9 @@ class LoadFragment(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
-        wrong = list(_fragments("the source", src, "the destination", dst))
+        wrong, lies = list(_fragments("the source", src, "the destination", dst)), leading(src)
         yield from wrong
-        if not wrong and dst.role.operand != "c" and dst.role.order != leading(src)[0]:     # type: ignore[index]
+        if not wrong and lies is not None and dst.role is not None and dst.role.operand != "c" and dst.role.order != lies[0]:
             yield f"the fragment is of a tile in {dst.role.order} order, and {src.layout} is not"
 
     @classmethod
@@ -282,7 +267,7 @@ class LoadFragment(Instruction):
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = self.load(src.storage, base, offset, self.leading)
 
 
-@atomic("Move")
+@atomic("Move", 32, FR, SH)
 @dataclass(frozen=True)
 class StoreFragment(Instruction):
     """A fragment of sums to a 16 x 16 tile."""
@@ -294,7 +279,6 @@ class StoreFragment(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
         yield from _fragments("the destination", dst, "the source", src)
         if src.role is not None and src.role.operand != "c":
             yield "the fragment is of an input, not of sums"
@@ -315,7 +299,7 @@ class StoreFragment(Instruction):
         self.store(dst.storage, base, offset, self.leading, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
 
 
-@atomic("Move")
+@atomic("Move", 32, FR, GL)
 @dataclass(frozen=True)
 class StoreFragmentFar(Instruction):
     """A fragment of sums to a 16 x 16 tile of a matrix."""
@@ -326,9 +310,6 @@ class StoreFragmentFar(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
-        yield from memory_is("the source", src, FR)
-        yield from memory_is("the destination", dst, GL)
         for name, form in (("the source", src), ("the destination", dst)):
             yield from levels_are(name, form, (SIDE, SIDE))
         if src.role is not None and (src.role.operand != "c" or src.role.by != WMMA):
@@ -356,7 +337,7 @@ class StoreFragmentFar(Instruction):
         self.store(dst.storage, dst.base, dst.offset, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
 
 
-@atomic("Move")
+@atomic("Move", 32, GL, FR)
 @dataclass(frozen=True)
 class LoadFragmentFar(Instruction):
     """A 16 x 16 tile of a matrix to a fragment (Fireiron, Fig. 7)."""
@@ -367,9 +348,6 @@ class LoadFragmentFar(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
-        yield from memory_is("the source", src, GL)
-        yield from memory_is("the destination", dst, FR)
         for name, form in (("the source", src), ("the destination", dst)):
             yield from levels_are(name, form, (SIDE, SIDE))
         yield from fragment_of("the destination", dst, WMMA)
@@ -398,7 +376,7 @@ class LoadFragmentFar(Instruction):
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = self.load(src.storage, src.base, src.offset)
 
 
-@atomic("CopyAsync")
+@atomic("CopyAsync", 1, GL, SH)
 @dataclass(frozen=True)
 class CopyLineOrZeros(Instruction):
     """`CopyLine` of a matrix whose tiles reach over its edge: of a line that is not all there, what is there and zeros."""
@@ -439,14 +417,13 @@ def wait() -> None:
 
 def of_quads(name: str, form: Form, *operands: str) -> Iterator[str]:
     """What a form would have to be for a fragment of mma.m8n8k4's."""
-    yield from memory_is(name, form, QP)
     if form.role is not None and form.memory == QP:
         if form.role.operand not in operands:
             yield f"{name} is a fragment of operand {form.role.operand}, not {' or '.join(operands)}"
         yield from levels_are(name, form, OF_QUADS[form.role.operand])
 
 
-@atomic("Move")
+@atomic("Move", 8, (GL, SH), QP)
 @dataclass(frozen=True)
 class LoadQuads(Instruction):
     """A row of A, or a column of B, a thread."""
@@ -458,8 +435,6 @@ class LoadQuads(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 8)
-        yield from memory_is("the source", src, GL, SH)
         yield from of_quads("the destination", dst, "a", "b")
         if dst.role is not None and dst.role.operand in OF_QUADS:
             yield from levels_are("the source", src, OF_QUADS[dst.role.operand])
@@ -480,7 +455,7 @@ class LoadQuads(Instruction):
             dst.storage[udiv(i, 4), udiv(j, 8)] = self.source.load(src.window(4, 1, (0, line), "base"))
 
 
-@atomic("Move")
+@atomic("Move", 8, QP, (GL, SH))
 @dataclass(frozen=True)
 class StoreQuads(Instruction):
     """Sums of a quad-pair: four times two neighbours a thread."""
@@ -491,9 +466,7 @@ class StoreQuads(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 8)
         yield from of_quads("the source", src, "c")
-        yield from memory_is("the destination", dst, GL, SH)
         yield from levels_are("the destination", dst, (8, 8))
         if src.dtype != dst.dtype:
             yield f"{src.dtype} goes to {dst.dtype}"
@@ -510,7 +483,7 @@ class StoreQuads(Instruction):
             self.target.store(own.window(1, 2, QUAD_VALUES(n), "offset"), (values[n], values[n + 1]))
 
 
-@atomic("MatMul")
+@atomic("MatMul", 8, QP, QP, QP)
 @dataclass(frozen=True)
 class MultiplyQuads(Instruction):
     """Volta's instruction, of fragments (Fireiron, Fig. 8)."""
@@ -520,7 +493,6 @@ class MultiplyQuads(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        yield from count_is(threads, 8)
         for name, form in zip("abc", given):
             yield from of_quads(name, form, name)
 
@@ -548,7 +520,6 @@ OF_LANES, OF_VALUES, COUNT = SUMS.thread_shape, SUMS.value_shape, SUMS.values
 
 def of_mma(name: str, form: Form) -> Iterator[str]:
     """What a form would have to be for a fragment of mma.sync's."""
-    yield from memory_is(name, form, FR)
     yield from levels_are(name, form, (SIDE, SIDE))
     yield from fragment_of(name, form, MMA)
 
@@ -564,7 +535,7 @@ def rows_of(form: Form) -> bool | None:
     return None
 
 
-@atomic("Move")
+@atomic("Move", 32, SH, FR)
 @dataclass(frozen=True)
 class LoadRows(Instruction):
     """A 16 x 16 tile of 16-bit elements to a fragment: lanes have the addresses of the rows of four 8 x 8 matrices."""
@@ -576,8 +547,6 @@ class LoadRows(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
-        yield from memory_is("the source", src, SH)
         yield from levels_are("the source", src, (SIDE, SIDE))
         yield from of_mma("the destination", dst)
         if src.dtype != dst.dtype or src.itemsize != 2:
@@ -601,7 +570,7 @@ class LoadRows(Instruction):
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = ldmatrix(src.storage, base, offset, 4, self.is_transposed)
 
 
-@atomic("MatMul")
+@atomic("MatMul", 32, FR, FR, FR)
 @dataclass(frozen=True)
 class MultiplyRows(Instruction):
     """Ampere's and later tensor cores, by fragments of 16 x 16."""
@@ -613,7 +582,6 @@ class MultiplyRows(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        yield from count_is(threads, 32)
         for name, form in zip("abc", given):
             yield from of_mma(name, form)
             if form.role is not None and form.role.operand != name:
@@ -634,7 +602,7 @@ class MultiplyRows(Instruction):
                                         b.storage[udiv(bi, SIDE), udiv(bj, SIDE)], c.storage[m, n])
 
 
-@atomic("Move")
+@atomic("Move", 32, FR, (GL, SH))
 @dataclass(frozen=True)
 class StorePairs(Instruction):
     """A fragment of sums to a 16 x 16 tile in any memory: a lane has two neighbours of a row of each quarter."""
@@ -645,9 +613,7 @@ class StorePairs(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from count_is(threads, 32)
         yield from of_mma("the source", src)
-        yield from memory_is("the destination", dst, GL, SH)
         yield from levels_are("the destination", dst, (SIDE, SIDE))
         if src.dtype != dst.dtype:
             yield f"{src.dtype} goes to {dst.dtype}"

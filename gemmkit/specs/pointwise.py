@@ -108,7 +108,7 @@ class InitLine(Instruction):
         self.target.store(dst, fill(self.dtype, self.count, self.value))
 
 
-@atomic("Init")
+@atomic("Init", 1, RF)
 @dataclass(frozen=True)
 class InitBlock(Instruction):
     """A block of a thread's registers."""
@@ -120,8 +120,6 @@ class InitBlock(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        yield from count_is(threads, 1)
-        yield from memory_is("the destination", given[-1], RF)
         if not is_block(given[-1]):
             yield f"the destination is {given[-1]}, not a block of registers"
 
@@ -137,7 +135,7 @@ class InitBlock(Instruction):
         write_registers(dst.storage, dst.at, self.extents, fill(self.dtype, self.count, self.value))
 
 
-@atomic("Init")
+@atomic("Init", 32, FR)
 @dataclass(frozen=True)
 class InitFragment(Instruction):
     """A warp's fragment of sums."""
@@ -148,8 +146,6 @@ class InitFragment(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        yield from count_is(threads, 32)
-        yield from memory_is("the destination", given[-1], FR)
         yield from levels_are("the destination", given[-1], (SIDE, SIDE))
 
     @classmethod
@@ -161,10 +157,8 @@ class InitFragment(Instruction):
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = fill(self.fragment.dtype, self.fragment.count, self.value)
 
 
-def of_warpgroup(threads: Threads, form: Form) -> Iterator[str]:
+def of_warpgroup(form: Form) -> Iterator[str]:
     """What a form would have to be for a warpgroup's fragment of sums."""
-    yield from count_is(threads, 128)
-    yield from memory_is("the sums", form, WR)
     if form.role is not None and form.extents != (64, form.role.columns):
         yield f"the sums are {form}, not one fragment of 64 x {form.role.columns}"
 
@@ -183,11 +177,10 @@ class InitSums(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        if given[-1].memory == QP:
-            yield from count_is(threads, 8)
-            yield from of_quads("the sums", given[-1], "c")
-        else:
-            yield from of_warpgroup(threads, given[-1])
+        is_quads = given[-1].memory == QP
+        yield from count_is(threads, 8 if is_quads else 128)
+        yield from memory_is("the destination", given[-1], QP, WR)
+        yield from of_quads("the sums", given[-1], "c") if is_quads else of_warpgroup(given[-1])
 
     @classmethod
     def of(cls, threads: Threads, *given: Form) -> Instruction:
@@ -204,7 +197,7 @@ class InitSums(Instruction):
         dst.storage[udiv(i, self.rows), udiv(j, self.columns)] = fill(self.dtype, self.count, self.value)
 
 
-@atomic("Move")
+@atomic("Move", 128, (GL, SH), WR)
 @dataclass(frozen=True)
 class BroadcastRow(Instruction):
     """A row to all rows of a warpgroup's sums, which begin so with a bias."""
@@ -217,8 +210,7 @@ class BroadcastRow(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from of_warpgroup(threads, dst)
-        yield from memory_is("the source", src, GL, SH)
+        yield from of_warpgroup(dst)
         if dst.role is not None:
             yield from levels_are("the source", src, (1, dst.role.columns))
 
@@ -277,7 +269,7 @@ def _applied(value: Any, number: int, of: Any) -> Any:
     return of.function(value)
 
 
-@atomic("UnaryPointwise")
+@atomic("UnaryPointwise", 128, WR, WR)
 @dataclass(frozen=True)
 class ApplyToSums(Instruction):
     """A function of each of a warpgroup's sums."""
@@ -291,8 +283,8 @@ class ApplyToSums(Instruction):
         function, src, dst = given
         if not isinstance(function, FunctionType):
             yield f"{function!r} is no function of one number"
-        yield from of_warpgroup(threads, src)
-        yield from of_warpgroup(threads, dst)
+        yield from of_warpgroup(src)
+        yield from of_warpgroup(dst)
         if src.levels != dst.levels or src.dtype != dst.dtype:
             yield f"{src} goes to {dst}"
 
@@ -420,14 +412,10 @@ class ReduceLine(Instruction):
 
     def run(self, src: Tensor, dst: Tensor) -> None:
         values = self.source.load(src)
-        self.target.store(dst, (fold(self.rest, _reduced, values[0], self, values),))
+        self.target.store(dst, (fold(self.rest, lambda total, number: self.combine(total, values[number + 1]), values[0]),))
 
 
-def _reduced(total: Any, number: int, of: Any, values: tuple) -> Any:
-    return of.combine(total, values[number + 1])
-
-
-@atomic("Shfl")
+@atomic("Shfl", 32, RF, RF)
 @dataclass(frozen=True)
 class ShuffleElements(Instruction):
     """Registers of other lanes."""
@@ -445,9 +433,7 @@ class ShuffleElements(Instruction):
             yield f"{mode!r} is none of {', '.join(SHUFFLE)}"
         if not isinstance(lane, int) or not 0 <= lane < 32:
             yield f"the lane is {lane!r}, not a number from 0 to 31"
-        yield from count_is(threads, 32)
         for name, form in zip(("the source", "the destination"), forms):
-            yield from memory_is(name, form, RF)
             yield from is_line(name, form)
             if form.itemsize not in (2, 4, 8):
                 yield f"{name} is of {form.dtype}, not of 16, 32 or 64 bits"
@@ -464,10 +450,4 @@ class ShuffleElements(Instruction):
         return SHUFFLE[self.mode]
 
     def run(self, src: Tensor, dst: Tensor) -> None:
-        self.target.store(dst, apply(_exchanged, self.source.load(src), self))
-
-
-def _exchanged(value: Any, number: int, of: Any) -> Any:
-    return of.shuffle(value, of.lane)
-
-
+        self.target.store(dst, apply(lambda value, number: self.shuffle(value, self.lane), self.source.load(src)))

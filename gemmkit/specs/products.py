@@ -24,14 +24,12 @@ from gemmkit.specs.accesses import (
     access_of,
     alike,
     atomic,
-    count_is,
     count_of,
     dtype_is,
     fragment_of,
     is_block,
     is_line,
     levels_are,
-    memory_is,
     read_registers,
     write_registers,
 )
@@ -73,7 +71,7 @@ def _three(given: tuple) -> Iterator[tuple[str, Form]]:
     return zip(("a", "b", "c"), given)
 
 
-@atomic("MatMul")
+@atomic("MatMul", 1, *[(RF, GL, SH)] * 3)
 @dataclass(frozen=True)
 class MultiplyAdd(Instruction):
     """One element each; what is in memory is loaded, and stored."""
@@ -86,9 +84,7 @@ class MultiplyAdd(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: object) -> Iterator[str]:
-        yield from count_is(threads, 1)
         for name, form in _three(given):
-            yield from memory_is(name, form, RF, GL, SH)
             yield from dtype_is(name, form, F16, F32)
             if count_of(form) != 1:
                 yield f"{name} is {form}, not one element"
@@ -112,7 +108,7 @@ class MultiplyAdd(Instruction):
         self.c.store(c, (self.multiply_add(x[0], y[0], z[0]),))
 
 
-@atomic("MatMul")
+@atomic("MatMul", 1, RF, RF, RF)
 @dataclass(frozen=True)
 class MultiplyAddPairs(Instruction):
     """Element by element of pairs."""
@@ -124,9 +120,7 @@ class MultiplyAddPairs(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: object) -> Iterator[str]:
-        yield from count_is(threads, 1)
         for name, form in _three(given):
-            yield from memory_is(name, form, RF)
             yield from dtype_is(name, form, F16)
             yield from levels_are(name, form, (2,))
             yield from is_line(name, form)
@@ -139,7 +133,7 @@ class MultiplyAddPairs(Instruction):
         self.c.store(c, hfma2(self.a.load(a), self.b.load(b), self.c.load(c)))
 
 
-@atomic("MatMul")
+@atomic("MatMul", 1, RF, RF, RF)
 @dataclass(frozen=True)
 class MultiplyAddBlock(Instruction):
     """All of a thread's product at once. Single multiply-adds, unrolled, mean the same, and are many functions to inline."""
@@ -153,9 +147,7 @@ class MultiplyAddBlock(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         a, b, c = given
-        yield from count_is(threads, 1)
         for name, form in _three(given):
-            yield from memory_is(name, form, RF)
             yield from dtype_is(name, form, F16, F32)
             if not is_block(form):
                 yield f"{name} is {form}, not a block of registers"
@@ -198,7 +190,7 @@ def _half_sum(number: int, product: Any, x: tuple, y: tuple, z: tuple) -> Any:
     return total
 
 
-@atomic("MatMul")
+@atomic("MatMul", 32, FR, FR, FR)
 @dataclass(frozen=True)
 class MultiplyFragments(Instruction):
     """Volta's and later tensor cores, by fragments."""
@@ -209,9 +201,7 @@ class MultiplyFragments(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: object) -> Iterator[str]:
-        yield from count_is(threads, 32)
         for name, form in _three(given):
-            yield from memory_is(name, form, FR)
             yield from levels_are(name, form, (SIDE, SIDE))
             yield from fragment_of(name, form, WMMA)
             if form.role is not None and form.role.operand != name:
@@ -233,7 +223,7 @@ class MultiplyFragments(Instruction):
                                         b.storage[udiv(bi, SIDE), udiv(bj, SIDE)], c.storage[m, n])
 
 
-@atomic("MatMul")
+@atomic("MatMul", None, RF, RF, RF)
 @dataclass(frozen=True)
 class MultiplyQuadPairs(Instruction):
     """Volta's instruction, by each quad-pair."""
@@ -246,7 +236,6 @@ class MultiplyQuadPairs(Instruction):
         if threads.inner != QUAD_PAIR:
             yield f"{threads!r} are no quad-pairs, {QUAD_PAIR}"
         for (name, form), dtype, extents in zip(_three(given), (F16, F16, F32), ((4, 1), (1, 4), (2, 4))):
-            yield from memory_is(name, form, RF)
             yield from dtype_is(name, form, dtype)
             yield from levels_are(name, form, extents)
             if not is_block(form):
@@ -268,7 +257,7 @@ def _given_back(number: int, out: tuple) -> Any:
     return out[number % 2 * 2 + number // 2 % 2 + number // 4 * 4]
 
 
-@atomic("MatMul")
+@atomic("MatMul", 32, RF, RF, RF)
 @dataclass(frozen=True)
 class MultiplyMatrices(Instruction):
     """Ampere's and later tensor cores, by registers: of any instruction in `gemmkit.ptx.mma`'s table. A register of 32 bits
@@ -281,9 +270,7 @@ class MultiplyMatrices(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        yield from count_is(threads, 32)
         for name, form in _three(given):
-            yield from memory_is(name, form, RF)
             if len(form.levels) != 2 or any(len(level.extents) != 2 or None in level.extents for level in form.levels):
                 yield f"{name} is {form}, not registers by parts, such as [2,2].[1,2]"
                 return
@@ -325,29 +312,16 @@ class MultiplyMatrices(Instruction):
 
     def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         # The instruction has the rows of A's 8 x 8 matrices fastest; registers have them as (row, column).
-        x = join(generate(self.down * self.deep, _part_of_a, a, self.down, self.width))
-        y = join(generate(self.deep, _part_of_b, b, self.width))
-        each(_keep_sums, split(self.multiply(x, y, join(generate(self.down, _part_of_c, c))), 2), c)
+        x = join(generate(self.down * self.deep,
+                          lambda n: read_registers(a.storage, a[n % self.down, n // self.down].at, (1, self.width))))
+        y = join(generate(self.deep, lambda n: read_registers(b.storage, b[n, 0].at, (self.width, 1))))
+        each(lambda pair, n: write_registers(c.storage, c[n, 0].at, (1, 2), pair),
+             split(self.multiply(x, y, join(generate(self.down,
+                                                     lambda n: read_registers(c.storage, c[n, 0].at, (1, 2))))), 2))
 
 
 def _mma_key(a: Form, b: Form, c: Form) -> tuple:
     return (8 * a.extents[0], 4 * max(1, 4 // a.itemsize) * a.extents[1], a.dtype, b.dtype, c.dtype)
-
-
-def _part_of_a(n: int, a: Any, down: int, width: int) -> tuple:
-    return read_registers(a.storage, a[n % down, n // down].at, (1, width))
-
-
-def _part_of_b(n: int, b: Any, width: int) -> tuple:
-    return read_registers(b.storage, b[n, 0].at, (width, 1))
-
-
-def _part_of_c(n: int, c: Any) -> tuple:
-    return read_registers(c.storage, c[n, 0].at, (1, 2))
-
-
-def _keep_sums(pair: tuple, n: int, c: Any) -> None:
-    write_registers(c.storage, c[n, 0].at, (1, 2), pair)
 
 
 # -- a warpgroup's: wgmma ------------------------------------------------------------------------------------------------
@@ -385,7 +359,7 @@ def wgmma_operand(form: Form, depth: int) -> WgmmaOperand | None:
     return WgmmaOperand("K" if unit == depth else "MN", width, width * lines)
 
 
-@atomic("MatMul")
+@atomic("MatMul", 128, SH, SH, WR)
 @dataclass(frozen=True)
 class MultiplyShared(Instruction):
     """Hopper's tensor cores: a warpgroup multiplies tiles in shared memory, swizzled in lines of 32, 64 or 128 bytes. All
@@ -403,9 +377,7 @@ class MultiplyShared(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         a, b, c = given
-        yield from count_is(threads, 128)
-        for name, form, memory in zip("abc", given, (SH, SH, WR)):
-            yield from memory_is(name, form, memory)
+        for name, form in zip("abc", given):
             if len(form.levels) != 1 or len(form.extents) != 2 or None in form.extents:
                 yield f"{name} is {form}, not a matrix of known extents"
                 return
@@ -469,7 +441,7 @@ class MultiplyShared(Instruction):
         c.storage[m, n] = sums
 
 
-@atomic("Move")
+@atomic("Move", 128, WR, (GL, SH))
 @dataclass(frozen=True)
 class StoreSums(Instruction):
     """Sums of a warpgroup to a matrix, or to shared memory: a thread has two neighbours in a row of each 8 columns. They are
@@ -483,8 +455,7 @@ class StoreSums(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         src, dst = given
-        yield from of_warpgroup(threads, src)
-        yield from memory_is("the destination", dst, GL, SH)
+        yield from of_warpgroup(src)
         if src.role is not None:
             yield from levels_are("the destination", dst, (64, src.role.columns))
 

@@ -23,7 +23,8 @@ import torch
 from torch.nn import functional as F
 
 from gemmkit.torch import checkpoints, modules
-from gemmkit.torch.layers import QuantisedLinear
+from gemmkit.torch.attention import NAME, register_attention
+from gemmkit.torch.layers import FUNCTIONS, QuantisedLinear
 from gemmkit.torch.modules import (
     HOOKS,
     Replaced,
@@ -132,11 +133,13 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
 
     | part | what is replaced | by |
     |---|---|---|
-    | "linear" | ``torch.nn.Linear`` | `gemmkit.torch.Linear` |
-    | "qkv" | ``q_proj``, ``k_proj`` and ``v_proj`` of attention, outside of training | one product; see below |
+    | "linear" | ``torch.nn.Linear``; ``Conv1D`` of transformers' GPT-2 | `gemmkit.torch.Linear` |
+    | "qkv" | products of queries, keys and values of attention, outside of training | one product; see below |
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
+    | "norm" | modules of a product, a residual and a LayerNorm, as BERT's layers end | a product with a residual |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
+    | "mlp" | modules of a product, an activation and perhaps a second product | `gemmkit.torch.Linear` with its activation |
     | "quantised" | layers of 2 and 4 bits that GPTQ, AWQ or compressed-tensors have | `gemmkit.torch.QuantisedLinear` |
     | "experts" | gated experts whose matrices are two parameters, as transformers 5 has them | `gemmkit.torch.experts` |
     | "attention" | the attention "sdpa" of a model of transformers | `gemmkit.torch.attention` |
@@ -261,7 +264,8 @@ class _Work:
             module.begin(*said)
             try:
                 x = self._drawn(module, part)
-                more = _choices(module, len(x)) if part == "experts" else ()
+                more = _choices(module, len(x)) if part == "experts" else (
+                    _residual(module, x) if mixin is modules.FastOutput else ())
                 why = compared_joined(module, x) if part == "qkv" else compared(module, before, now, x, more)
             except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
@@ -358,11 +362,11 @@ class _Work:
         if why:
             self.report.entries.append(Outcome(name, kind, "", why))
             return
-        modules.register_attention()
+        register_attention()
         before = {key: config._attn_implementation for key, config in _configurations(outer)}
-        wanted = {key: modules.NAME if name == "sdpa" else name for key, name in before.items()}
-        outer.set_attn_implementation(wanted if len(wanted) > 1 else modules.NAME)
-        if outer.config._attn_implementation != modules.NAME:
+        wanted = {key: NAME if name == "sdpa" else name for key, name in before.items()}
+        outer.set_attn_implementation(wanted if len(wanted) > 1 else NAME)
+        if outer.config._attn_implementation != NAME:
             self.report.entries.append(Outcome(name, kind, "", "the model does not take another attention function"))
             return
         self.report._attention = outer, before
@@ -380,14 +384,14 @@ def _candidate(module: torch.nn.Module) -> str | None:
     """The part that a module belongs to, by its class and its names; None for none."""
     if _holds_words(module):
         return "quantised"
-    if isinstance(module, (torch.nn.Linear, QuantisedLinear)):
+    if isinstance(module, (torch.nn.Linear, QuantisedLinear)) or modules.is_conv1d(module):
         return "linear"
-    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or _names_a_norm(module):
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or _names_a_norm(module) or modules.output_of(module):
         return "norm"
     if any(all(isinstance(held := module._modules.get(x), (torch.nn.Linear, QuantisedLinear)) or _holds_words(held)
-               for x in names if x) for names in modules.MLPS):
+               for x in names if x) for names in modules.MLPS) or modules.mlp_of(module):
         return "mlp"
-    if all(isinstance(module._modules.get(name), torch.nn.Linear) for name in modules.QKV):
+    if modules.qkv_of(module):
         return "qkv"
     of_experts = [module._parameters.get(name) for name in modules.EXPERTS]
     return "experts" if all(p is not None and p.dim() == 3 for p in of_experts) else None
@@ -408,7 +412,10 @@ def _holds_words(module: torch.nn.Module | None) -> bool:
 
 def _columns(module: torch.nn.Module) -> int:
     """How long the rows are that a candidate takes."""
-    module = module._modules[modules.QKV[0]] or module if modules.QKV[0] in module._modules else module
+    parts = modules.qkv_of(module) or modules.mlp_of(module) or modules.output_of(module)
+    module = module if parts is None else module.get_submodule(parts[0])
+    if modules.is_conv1d(module):
+        return len(module.get_parameter("weight"))
     if isinstance(module, (torch.nn.Linear, QuantisedLinear)):
         return int(module.in_features)
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
@@ -482,7 +489,7 @@ def _refusal_of_packed(module: torch.nn.Module, has_parent: bool) -> str:
 
 def _refusal_of_attention(model: torch.nn.Module) -> str:
     now = getattr(model.config, "_attn_implementation", None)
-    if now == modules.NAME:
+    if now == NAME:
         return "computes by gemmkit already"
     if now != "sdpa":
         return f"its attention is {now!r}; load the model with attn_implementation='sdpa'"
@@ -505,6 +512,8 @@ def _configurations(model: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _linear(module: torch.nn.Module) -> _Ways:
+    if modules.is_conv1d(module):
+        return [(modules.FastConv1D, ())]
     if not is_linear(module):
         raise _Left("its class has a forward of its own")
     return [(modules.FastLinear, ())]
@@ -512,6 +521,8 @@ def _linear(module: torch.nn.Module) -> _Ways:
 
 def _norm(module: torch.nn.Module) -> _Ways:
     own: Any = type(module).forward
+    if output := modules.output_of(module):
+        return _output(module, *output)
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
         plain = torch.nn.LayerNorm if isinstance(module, torch.nn.LayerNorm) else torch.nn.RMSNorm
         if own is not plain.forward:
@@ -535,6 +546,50 @@ def _norm(module: torch.nn.Module) -> _Ways:
 def _rms(x: torch.Tensor, module: torch.nn.Module) -> Any:
     eps = next(value for name in modules.FastNamedNorm.names if (value := getattr(module, name, None)) is not None)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(eps))
+
+
+def _plain_mlp(module: torch.nn.Module, up: str, between: str, down: str) -> _Ways:
+    held: list[Any] = [module._modules[name] for name in (up, down) if name]
+    if not all(is_linear(m) or modules.is_conv1d(m) for m in held):
+        raise _Left("a module of it has a forward of its own")
+    of_weights = zip((up, down), ((12, 8), (8, 12)))
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in of_weights if name}
+    shapes |= {f"{name}.bias": shapes[f"{name}.weight"][:1] for name, m in zip((up, down), held) if m.bias is not None}
+    modes = (False,) if any(isinstance(m, torch.nn.Dropout) and m.p for m in module._modules.values()) else (False, True)
+    for activation, function in FUNCTIONS.items():
+        def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor], function: Any = function) -> Any:
+            y = function(F.linear(x, p[f"{up}.weight"], p.get(f"{up}.bias")))
+            return F.linear(y, p[f"{down}.weight"], p.get(f"{down}.bias")) if down else y
+
+        with of_plain_layers(module):
+            found = has_formula(module, shapes, formula, modes=modes)
+        if found:
+            return [(modules.FastMLP, (activation, up, between, down))]
+    raise _Left(f"its result is not {'down(f(up(x)))' if down else 'f(up(x))'} with f one of {', '.join(FUNCTIONS)}")
+
+
+def _output(module: torch.nn.Module, product: str, norm: str) -> _Ways:
+    held: list[Any] = [module._modules[name] for name in (product, norm)]
+    if not is_linear(held[0]) or held[0].bias is None or held[1].weight is None or len(held[1].normalized_shape) != 1:
+        raise _Left("its product has a forward of its own or no bias, or its norm no weight or several axes")
+    if held[0].weight.dtype not in NARROW:
+        raise _Left("its product is of float32")
+    shapes = {f"{product}.weight": (8, 8), f"{product}.bias": (8,), **{f"{norm}.{x}": (8,) for x in held[1]._parameters}}
+    y = torch.randn(4, 8, generator=torch.Generator().manual_seed(4))
+
+    def formula(x: torch.Tensor, p: Mapping[str, torch.Tensor]) -> Any:
+        z = F.linear(x, p[f"{product}.weight"], p[f"{product}.bias"]) + y
+        return F.layer_norm(z, (8,), p[f"{norm}.weight"], p.get(f"{norm}.bias"), held[1].eps)
+
+    own = held[1].normalized_shape
+    try:
+        held[1].normalized_shape = (8,)
+        found = has_formula(module, shapes, formula, (y,), modes=(False,))
+    finally:
+        held[1].normalized_shape = own
+    if found:
+        return [(modules.FastOutput, (product, norm))]
+    raise _Left("its result is not norm(product(x) + y)")
 
 
 def _mlp(module: torch.nn.Module) -> _Ways:
@@ -567,6 +622,8 @@ def _mlp(module: torch.nn.Module) -> _Ways:
                 found = has_formula(module, shapes, formula)
             if found:
                 return [(modules.FastGatedMLP, (activation, *names))]
+    if plain := modules.mlp_of(module):
+        return _plain_mlp(module, *plain)
     raise _Left(f"its result is not down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
 
 
@@ -586,6 +643,12 @@ def _experts(module: torch.nn.Module) -> _Ways:
     raise _Left(f"its result is not the sum of weight * down(f(gate(x)) * up(x)) with f one of {', '.join(UNITS)}")
 
 
+def _residual(module: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor]:
+    """What a module of `_output` adds to its product."""
+    width = len(module.get_submodule(modules.output_of(module)[0]).weight)    # type: ignore[index]
+    return (torch.randn(len(x), width, generator=torch.Generator().manual_seed(5)).to(x.device, x.dtype),)
+
+
 def _choices(module: torch.nn.Module, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Two experts of each row, and their weights, which are drawn."""
     device, drawn = next(module.parameters()).device, torch.Generator().manual_seed(3)
@@ -598,7 +661,8 @@ def _count(module: torch.nn.Module) -> int:
 
 
 def _qkv(module: torch.nn.Module) -> _Ways:
-    held: list[Any] = [module._modules[name] for name in modules.QKV]
+    names = modules.qkv_of(module) or ()
+    held: list[Any] = [module._modules[name] for name in names]
     if module.training:
         raise _Left("it is in training, where queries, keys and values are three products; model.eval() first")
     if not all(isinstance(m, modules.FastLinear) for m in held):
@@ -609,7 +673,7 @@ def _qkv(module: torch.nn.Module) -> _Ways:
     if len({w.shape[1] for w in weights}) > 1 or len({b is None for b in biases}) > 1 or any(
             b is not None and b.dtype != weights[0].dtype for b in biases):
         raise _Left("its products have inputs of two widths, or one of them alone a bias")
-    return [(modules.FastQKV, ())]
+    return [(modules.FastQKV, names)]
 
 
 _FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"experts": _experts, "mlp": _mlp, "linear": _linear, "qkv": _qkv,

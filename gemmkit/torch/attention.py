@@ -21,7 +21,7 @@ from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
 from gemmkit.functions.gradients import Rules, gradients
 from gemmkit.functions.slope import slope_of
-from gemmkit.kernels.masks import Causal, Mask, Score
+from gemmkit.kernels.masks import Causal, Mask, Padding, Score, ScoreBias
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
@@ -39,6 +39,7 @@ from gemmkit.torch.product import (
     no_second,
     node_of,
     records,
+    takes,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -179,14 +180,16 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
     return tuple(found) if return_lse else found[0]
 
 
-def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
-    """`attention` of (batch, rows, heads, head size), wherever the tensors begin: one that begins at no multiple of 16 bytes
-    is copied first. Its masks have their names before a compiler asks (PyTorch 2.11's takes no mask for a constant)."""
+def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
+                    score: Score | None = None, mask: Mask | None = None) -> Any:
+    """`attention` of (batch, rows, heads, head size), with a score and another mask where no compiler looks on. Tensors may
+    begin anywhere: one that begins at no multiple of 16 bytes is copied first. Masks have their names before a compiler asks
+    (PyTorch 2.11's takes no mask for a constant)."""
     q, k, v = autocast(q, k, v)
     if torch.compiler.is_compiling():
         return _OPERATOR(q, k, v, None, None, None, kind=KINDS[1 if is_causal else 0], scale=scale, layout="bnhd")[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
-    return _attended(q, k, v, CAUSAL if is_causal else None, None, scale, "bnhd", None, None, None, None, False)
+    return _attended(q, k, v, mask or (CAUSAL if is_causal else None), score, scale, "bnhd", None, None, None, None, False)
 
 
 def recorded(q: Any, k: Any, v: Any, out: Any, stream: Any, **more: Any) -> Any:
@@ -410,3 +413,121 @@ def _why_not(said: _Said, cast: set[Any], takes_all: bool) -> str:
     if not attends(q, k, v, said.is_causal, bool(said.enable_gqa), statically_known_true):
         return "gemmkit does not take its shapes"
     return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention as PyTorch and transformers call it.
+
+def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+                                 scale: float | None = None, enable_gqa: bool = False) -> Any:
+    """``torch.nn.functional.scaled_dot_product_attention``, by `gemmkit.torch.attention` for what that takes.
+
+    gemmkit computes (batch, heads, rows, head size) of float16 and bfloat16 without a mask tensor and without dropout, of
+    head sizes that are multiples of 8 up to 256; a causal mask needs as many queries as keys. PyTorch computes the rest.
+    Arguments, results and errors are PyTorch's. A tensor that begins at no multiple of 16 bytes is copied first.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> q = k = v = torch.ones(1, 2, 3, 64).half()
+    >>> with gk.emulate():
+    ...     gk.torch.scaled_dot_product_attention(q, k, v, is_causal=True).shape
+    torch.Size([1, 2, 3, 64])
+    """
+    is_plain = attn_mask is None and not dropout_p and takes(query, key, value)
+    if is_plain and attends(query, key, value, is_causal, enable_gqa):
+        return _bnhd(query, key, value, is_causal, scale).transpose(1, 2)
+    more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+
+
+def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
+          score: Score | None = None, mask: Mask | None = None) -> Any:
+    """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
+    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale, score, mask)
+
+
+#: The name of gemmkit's attention among those of transformers.
+NAME = "gemmkit"
+
+
+def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                              attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+                              is_causal: bool | None = None, **keywords: Any) -> tuple[Any, None]:
+    """What transformers calls: (batch, heads, rows, head size) to (batch, rows, heads, head size). It computes what
+    transformers' "sdpa" computes, and leaves masks, dropout and biases to that."""
+    queries, stored = query.shape[2], getattr(key, "_gemmkit_stored", None)
+    causal = queries > 1 and attention_mask is None and (
+        getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if stored is not None:                              # of a KVCache, which has all of its keys and their number
+        if not stored.is_current:
+            raise ValueError("keys of a KVCache are read after tokens have been appended; read them in the step that "
+                             "returned them")
+        if attention_mask is None and not dropout and takes(query) and all(
+                keywords.get(name) is None for name in ("position_bias", "softcap")):
+            return stored.attention(query.transpose(1, 2), bool(causal), scaling), None
+        key, value = stored.plain()
+        if causal and key.shape[2] != queries:
+            raise ValueError(f"{queries} queries see {key.shape[2]} keys of a KVCache without a mask; give the model an "
+                             "attention_mask of all keys")
+    bias, plain = keywords.get("position_bias"), attention_mask is None and not dropout and keywords.get("softcap") is None
+    if plain and isinstance(bias, torch.Tensor) and not causal and not torch.compiler.is_compiling() and not records(bias):
+        shape = 1, query.shape[1], queries, key.shape[2]            # of each head; T5 adds it to the scores
+        if bias.shape == shape and takes(query, key, value, bias) and attends(query, key, value, False, True):
+            return _bnhd(query, key, value, False, scaling, ScoreBias(bias.detach()[0])), None
+    padding: Mask | None = getattr(attention_mask, "_gemmkit_padding", None)
+    if padding is not None and not dropout and bias is None and keywords.get("softcap") is None and not records(
+            query, key, value) and takes(query, key, value) and attends(query, key, value, False, True):
+        return _bnhd(query, key, value, False, scaling, None, padding), None
+    if plain and bias is None:
+        cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
+        k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
+        if takes(query, k, v) and attends(query, k, v, bool(causal), True):
+            return _bnhd(query, k, v, bool(causal), scaling), None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    found: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,
+                                                     scaling=scaling, is_causal=is_causal, **keywords)
+    return found
+
+
+def register_attention() -> None:
+    """Make gemmkit's attention known to transformers, with the masks of "sdpa": None where a mask is plainly causal.
+
+    Raises ImportError for a transformers that has no interface of attention functions (before 4.53).
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_of_transformers)
+    AttentionMaskInterface.register(NAME, mask_of_transformers)
+
+
+def mask_of_transformers(*args: Any, **said: Any) -> torch.Tensor | None:
+    """The mask of "sdpa", and none for one query that sees all keys. transformers leaves that out, too, but not in a graph
+    that is captured or compiled (5.17), where a mask would keep gemmkit from reading a `KVCache`."""
+    from transformers.masking_utils import sdpa_mask
+
+    queries = said["q_length"] if "q_length" in said else len(said.get("cache_position", ()))
+    local = said.get("local_size")
+    if (not args and queries == 1 and said.get("allow_is_causal_skip", True) and said.get("attention_mask") is None
+            and (local is None or said["kv_length"] < local)):
+        return None
+    found: torch.Tensor | None = sdpa_mask(*args, **said)
+    if found is not None and not torch.compiler.is_compiling() and (padding := _padding(found, said)) is not None:
+        found._gemmkit_padding = padding
+    return found
+
+
+def _padding(found: torch.Tensor, said: dict[str, Any]) -> Mask | None:
+    """A mask of "sdpa" of all keys of a batch, as one of gemmkit's; None if it hides anything but padding and later keys."""
+    from transformers import masking_utils
+
+    seen, function = said.get("attention_mask"), said.get("mask_function", masking_utils.causal_mask_function)
+    causal = function is masking_utils.causal_mask_function
+    if not isinstance(seen, torch.Tensor) or seen.dim() != 2 or said.get("local_size") is not None or not (
+            causal or function is getattr(masking_utils, "bidirectional_mask_function", None)):
+        return None
+    if seen.shape != (found.shape[0], found.shape[-1]) or any(said.get(name) for name in ("q_offset", "kv_offset")) or (
+            causal and found.shape[-1] != found.shape[-2]):
+        return None
+    mask = Padding.of(seen)
+    return mask & Causal() if causal else mask

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from operator import or_
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
+from gemmkit.epilogues import GELU, Bias, Elementwise, Epilogue, ReLU, Residual, Scale, SiLU, Tanh
+from gemmkit.epilogues.activations import gelu_of_16_bits, gelu_tanh_of_16_bits
 from gemmkit.functions.matmul import Door
 from gemmkit.functions.matmul import matmul as plain_matmul
+from gemmkit.functions.rows import to_float8
 from gemmkit.layouts import GroupQuantised
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import quantise
@@ -99,6 +102,9 @@ ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh":
                                     "tanh": Tanh()}
 
 
+#: Those that have a shorter form for results of 16 bits.
+SHORTER = {"gelu": Elementwise(gelu_of_16_bits), "gelu_tanh": Elementwise(gelu_tanh_of_16_bits)}
+
 #: The same by PyTorch, for where a gradient is wanted.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
                                               "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu,
@@ -117,6 +123,22 @@ def _operator(activation: str | None, has_bias: bool, mapping: str | None) -> Pr
     if after is None:
         return op(name=name, epilogue=lambda bias: Bias(bias), **how)
     return op(name=name, epilogue=lambda bias: Bias(bias) | after, **how)
+
+
+@functools.cache
+def of_16_bits(activation: str) -> ProductOperator:
+    """A product with a bias and an activation of `SHORTER`, for results of 16 bits that no gradient is wanted of."""
+    return op(name=f"linear_{activation}_of_16_bits", epilogue=lambda bias: Bias(bias) | SHORTER[activation])
+
+
+@functools.cache
+def _adding() -> ProductOperator:
+    return op(name="linear_with_residual", epilogue=lambda bias, residual: Bias(bias) | Residual(residual))
+
+
+def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> Any:
+    """``x W^T + bias + y`` of (..., K), (N, K), (N,) and (..., N) of one dtype, rounded once."""
+    return _adding().of_one_dtype(_rows(x), weight.mT, None, bias, _rows(y)).view(y.shape)
 
 
 def check_width(x: torch.Tensor, in_features: int) -> None:
@@ -188,6 +210,10 @@ class Linear(torch.nn.Linear):
         own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
+        return self.computed(x, weight, bias)
+
+    def computed(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """`forward` with these parameters."""
         found = self._again(x, weight, bias)
         if found is not None:
             return found
@@ -256,6 +282,10 @@ class QuantisedLinear(torch.nn.Module):
     PyTorch's); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the like convert ``bias``
     alone: buffers are bits, and keep their dtypes. ``torch.autocast`` casts x and ``bias``.
 
+    With ``float8`` each row of x becomes float8_e4m3fn with a scale of its own (`gemmkit.functions.rows.to_float8`), and
+    tensor cores multiply 8-bit floats: of 4 bits and groups of a multiple of 128, on compute capability 9.0. Gradients are
+    those of the product without this rounding.
+
     A call raises TypeError for an x of another dtype, and ValueError for another width. The constructor raises ConfigError
     for bits and groups that `GroupQuantised` does not take, and ValueError if ``in_features`` is no multiple of ``group`` or
     the activation is none of `gemmkit.torch.Linear`'s.
@@ -276,14 +306,14 @@ class QuantisedLinear(torch.nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bits: int = 4, group: int = 128, bias: bool = True,
                  activation: str | None = None, symmetric: bool = True, device: torch.device | str | None = None,
-                 ordered: bool = False):
+                 ordered: bool = False, float8: bool = False):
         super().__init__()
         check_layer(in_features, out_features, activation)
-        layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
+        layout = GroupQuantised("float8_e4m3fn" if float8 else "float16", np.empty((0, 0), np.float16), bits, group)
         if in_features % group:
             raise ValueError(f"in_features={in_features}: a multiple of group={group} is needed")
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
-        self.bits, self.group, self.symmetric = bits, group, symmetric
+        self.bits, self.group, self.symmetric, self.float8 = bits, group, symmetric, float8
         groups = in_features // group, out_features
         middle = sum(layout.middle << bits * n for n in range(layout.rows))            # every integer stands for 0
         middle = middle - 2**32 if middle >= 2**31 else middle
@@ -297,7 +327,7 @@ class QuantisedLinear(torch.nn.Module):
 
     @classmethod
     def from_linear(cls, linear: Any, bits: int = 4, group: int = 128, activation: str | None = None,
-                    symmetric: bool = True) -> QuantisedLinear:
+                    symmetric: bool = True, float8: bool = False) -> QuantisedLinear:
         """The layer of a ``torch.nn.Linear`` (or `gemmkit.torch.Linear`, with its activation), its weights rounded to the
         nearest integers, on its device."""
         weight = getattr(linear, "weight", None)
@@ -305,7 +335,8 @@ class QuantisedLinear(torch.nn.Module):
             raise TypeError(f"linear={type(linear).__name__}: a torch.nn.Linear is needed")
         activation = getattr(linear, "activation", None) if activation is None else activation
         out_features, in_features = weight.shape
-        layer = cls(in_features, out_features, bits, group, linear.bias is not None, activation, symmetric, weight.device)
+        layer = cls(in_features, out_features, bits, group, linear.bias is not None, activation, symmetric, weight.device,
+                    float8=float8)
         made = quantise(np.ascontiguousarray(weight.detach().float().cpu().numpy().T), bits, group, symmetric)
         layout: Any = made.layout
         with torch.no_grad():
@@ -319,7 +350,7 @@ class QuantisedLinear(torch.nn.Module):
 
     @classmethod
     def from_checkpoint(cls, tensors: Mapping[str, torch.Tensor], config: object = None,
-                        activation: str | None = None) -> QuantisedLinear:
+                        activation: str | None = None, float8: bool = False) -> QuantisedLinear:
         """The layer of a checkpoint's tensors, as GPTQ, AWQ ("gemm") or compressed-tensors ("pack-quantized") stores them.
 
         Args:
@@ -328,7 +359,7 @@ class QuantisedLinear(torch.nn.Module):
                 format they have (`gemmkit.torch.checkpoints`), and how many bits and groups.
             config: the checkpoint's ``quantization_config``, a dictionary or an object with ``to_dict``. It tells gptq_v2
                 from gptq, which is taken without it; what it says of the rest must be what the tensors are.
-            activation: as the constructor takes it.
+            activation, float8: as the constructor takes them.
 
         Returns: a layer on the tensors' device, of as many bits. Words of GPTQ without a change of order are ``qweight``
             itself, others are repacked. Zero points that are all 2 ** (bits - 1) are left out. ``bias`` keeps its dtype and
@@ -353,7 +384,7 @@ class QuantisedLinear(torch.nn.Module):
         found = read(tensors, config)
         rows, columns = found.words.shape
         layer = cls(rows * 32 // found.bits, columns, found.bits, found.group, False, activation, found.zeros is None,
-                    torch.device("meta"))
+                    torch.device("meta"), float8=float8)
         layer.words, layer.scales, layer.zeros, layer.order = found.words, found.scales, found.zeros, found.order
         if found.bias is not None:
             layer.bias = torch.nn.Parameter(found.bias.detach(), requires_grad=False)
@@ -383,7 +414,7 @@ class QuantisedLinear(torch.nn.Module):
         rows = self.rows(x)
         is_recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
         fused = None if is_recorded else self.activation
-        found = QUANTISED_LINEAR(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group, fused)
+        found = QUANTISED_LINEAR(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group, fused, self.float8)
         if is_recorded and self.activation is not None:
             found = FUNCTIONS[self.activation](found)
         return found.view(*x.shape[:-1], self.out_features)
@@ -403,7 +434,7 @@ class QuantisedLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.in_features}, {self.out_features}, bits={self.bits}, group={self.group}, "
                 f"bias={self.bias is not None}, activation={self.activation!r}, symmetric={self.symmetric}"
-                + ("" if self.order is None else ", ordered=True"))
+                + ("" if self.order is None else ", ordered=True") + (", float8=True" if self.float8 else ""))
 
 
 # -- the operators ----------------------------------------------------------------------------------------------------
@@ -415,16 +446,24 @@ def packed_weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, z
 
 
 def _compute_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
-                       bias: torch.Tensor | None, bits: int, group: int, activation: str | None) -> Any:
-    def described() -> tuple[Any, Any, dict[str, Any]]:
-        more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
-        if bias is not None:
-            of_bias = Bias(bias.detach())
-            more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
-        return x, packed_weights(x, words, scales, zeros, bits, group), more
+                       bias: torch.Tensor | None, bits: int, group: int, activation: str | None,
+                       float8: bool = False) -> Any:
+    dtype = x.dtype
+    factors: list[torch.Tensor] = []
+    if float8 and x.shape[0]:
+        x, *factors = to_float8(x.detach(), block=None)
 
-    rest = bits, group, activation, zeros is None, bias is None
-    return of_rows(_products, rest, (x, words, scales, zeros, bias), described)
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        stages: list[Epilogue] = [Scale(factor.select(1, 0), "M") for factor in factors]
+        if bias is not None:
+            stages.append(Bias(bias.detach()))
+        if activation is not None:
+            stages.append(ACTIVATIONS[activation])
+        more: dict[str, Any] = {"epilogue": functools.reduce(or_, stages)} if stages else {}
+        return x, packed_weights(x, words, scales, zeros, bits, group), {**more, "dtype": dtype_from_torch(dtype)}
+
+    rest = bits, group, activation, zeros is None, bias is None, dtype
+    return of_rows(_products, rest, (x, words, scales, zeros, bias, *factors), described)
 
 
 _products = Door()                     # those that come again are known by their tensors
@@ -442,7 +481,8 @@ def of_rows(door: Door, rest: tuple[object, ...], tensors: tuple[torch.Tensor | 
 
 
 def _allocate_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
-                        bias: torch.Tensor | None, bits: int, group: int, activation: str | None) -> Any:
+                        bias: torch.Tensor | None, bits: int, group: int, activation: str | None,
+                        float8: bool = False) -> Any:
     return x.new_empty((x.shape[0], words.shape[1]))
 
 
@@ -459,7 +499,8 @@ def _allocate_gradient(grad: torch.Tensor, words: torch.Tensor, scales: torch.Te
 
 
 def _keep_quantised(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
-    _, words, scales, zeros, bias, ctx.bits, ctx.group, ctx.activation = inputs
+    _, words, scales, zeros, bias, ctx.bits, ctx.group, ctx.activation, *rest = inputs
+    ctx.options = 3 + len(rest)
     ctx.of_bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.save_for_backward(words, scales, zeros)
 
@@ -475,12 +516,12 @@ def _backward_quantised(ctx: torch.autograd.function.FunctionCtx, grad: torch.Te
     if ctx.needs_input_grad[4]:
         shape, dtype = ctx.of_bias
         of_bias = summed_to(grad, shape, torch.float32).to(dtype)
-    return of_x, None, None, None, of_bias, None, None, None
+    return of_x, None, None, None, of_bias, *(None,) * ctx.options
 
 
 def _backward_of_gradient(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     words, scales, zeros = ctx.saved_tensors
-    found = QUANTISED_LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
+    found = QUANTISED_LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None, False)
     return found, None, None, None, None, None
 
 
@@ -501,7 +542,7 @@ def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple[An
 
 QUANTISED_LINEAR: Differentiable = Differentiable(
     define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
-           "int group, str? activation) -> Tensor", _compute_quantised, _allocate_quantised),
+           "int group, str? activation, bool float8=False) -> Tensor", _compute_quantised, _allocate_quantised),
     _backward_quantised, _keep_quantised, lambda *batch: _quantised_in_batches(QUANTISED_LINEAR, *batch), _compute_quantised)
 QUANTISED_GRADIENT: Differentiable = Differentiable(
     define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "

@@ -302,6 +302,26 @@ class _Step(NamedTuple):
     operands: tuple[str, ...]          # by name
 
 
+def _shorter(node: Node) -> tuple[Any, str]:
+    """What a shorter function computes a node of, and its name: GELU, also as Inductor writes it, and 1 + tanh(x)."""
+    def parts(x: Any, target: object, constant: float) -> Any:
+        """What a node computes with a constant."""
+        is_one = isinstance(x, Node) and x.target is target and len(x.args) == 2 and not x.kwargs
+        return x.args[0] if is_one and not isinstance(x.args[1], Node) and abs(x.args[1] - constant) < 1e-9 else None
+
+    if node.target is aten.gelu.default:
+        return node.args[0], "gelu_tanh_of_16_bits" if node.kwargs.get("approximate") == "tanh" else "gelu_of_16_bits"
+    after = parts(node, aten.add.Tensor, 1.0)
+    if isinstance(after, Node) and after.target is aten.tanh.default:
+        return after.args[0], "one_plus_tanh"
+    for one, other in (node.args, node.args[::-1]) if node.target is aten.mul.Tensor else ():
+        x, after = parts(one, aten.mul.Tensor, 0.5), parts(other, aten.add.Tensor, 1.0)
+        if x is not None and isinstance(after, Node) and after.target is aten.erf.default and (
+                parts(after.args[0], aten.mul.Tensor, math.sqrt(0.5)) is x):
+            return x, "gelu_of_16_bits"
+    return None, ""
+
+
 _INDEX = {"number": "[0]", "columns": "[n]", "rows": "[m]"}
 
 
@@ -316,8 +336,10 @@ class Text:
         self.names: dict[Node, str] = {}
         self.steps: list[_Step] = []
         self.products = [f"x{n}" if len(region.roots) > 1 else "x" for n in range(len(region.roots))]
+        self.is_narrow = _value(region.roots[0]).dtype in NARROW
         for node in region.nodes:
             self._add(node)
+        self.steps = self._needed()
         self.whole = self._written()
 
     def _add(self, node: Node) -> None:
@@ -330,6 +352,8 @@ class Text:
                 self._step(node, f"{own} + {c if beta == '1' else f'{beta} * {c}'}", [node, node.args[0]])
         elif node.target in CASTS or node.target in VIEWS:
             self.names[node] = self.names[node.args[0]]
+        elif self.is_narrow and (short := _shorter(node))[0] in self.names:
+            self._step(node, f"{short[1]}({self.names[short[0]]})", short[:1])
         else:
             texts = [self._argument(x) if isinstance(x, Node) else "" if x is None else _literal(x) for x in node.args]
             options = {name: x if isinstance(x, str) else _literal(x) for name, x in node.kwargs.items()}
@@ -352,6 +376,16 @@ class Text:
         name = f"y{len(self.steps)}"
         self.steps.append(_Step(name, text, reads, operands))
         self.names[node] = name
+
+    def _needed(self) -> list[_Step]:
+        """The steps that the output is computed of."""
+        found: list[_Step] = []
+        names = {self.names[self.region.output]}
+        for step in reversed(self.steps):
+            if step.name in names:
+                names |= step.reads
+                found.append(step)
+        return found[::-1]
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
@@ -630,6 +664,9 @@ def _check_speed(region: Region, take: str) -> None:
         raise LeftAlone("gathered rows and reductions without D have not been measured beside Inductor's")
     if all(node in region.roots or node.target in VIEWS or node.target in CASTS for node in region.nodes):
         raise LeftAlone("nothing is fused that cuBLAS does not compute, too")
+    if any(lies == "matrix" and (x.target in LINES or x.target in CASTS) and set(x.users) <= set(region.nodes)
+           for x, lies in region.operands.items()):
+        raise LeftAlone("a kernel of Inductor's computes an operand for it alone, and would compute this as well")
     if len(region.roots) == 1 and not all(map(_is_read_whole, region.output.users)):
         raise LeftAlone("a kernel of Inductor's reads the result, and computes this as well")
     *stack, rows, columns = (size if isinstance(size, int) else size.node.hint or 0 for size in _value(root).shape)

@@ -17,34 +17,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from gemmkit.torch.attention import attends, causal_or_plain
+from gemmkit.torch.attention import register_attention, scaled_dot_product_attention
 from gemmkit.torch.grouped import experts
-from gemmkit.torch.layers import Linear, QuantisedLinear
-from gemmkit.torch.product import NARROW, is_here
+from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, of_16_bits
+from gemmkit.torch.product import DATA, NARROW, casts, is_here, takes
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
-
-_DATA = torch.Tensor, torch.nn.Parameter
-
-
-def _casts(x: torch.Tensor) -> bool:
-    return bool(torch.is_autocast_enabled(x.device.type))
-
-
-def takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, alike or cast by ``torch.autocast``.
-
-    Products of float32 stay PyTorch's, whose setting says whether they may use TF32. Sharded parameters (``DTensor``) and
-    other subclasses of tensors multiply in their own way.
-    """
-    if not isinstance(x, torch.Tensor) or not is_here(x) or not x.dim() or not x.numel():
-        return False
-    if _casts(x):
-        if x.dtype not in (*NARROW, torch.float32) or torch.get_autocast_dtype(x.device.type) not in NARROW:
-            return False
-        return all(p is None or (type(p) in _DATA and p.dtype in (*NARROW, torch.float32) and p.device == x.device)
-                   for p in parameters)
-    return x.dtype in NARROW and all(p is None or (type(p) in _DATA and p.dtype == x.dtype and p.device == x.device)
-                                     for p in parameters)
 
 
 def _is_row(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
@@ -52,7 +29,7 @@ def _is_row(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     if not isinstance(x, torch.Tensor) or torch.compiler.is_compiling() or not is_here(x) or not x.numel():
         return False
     return x.dtype in (*NARROW, torch.float32) and (
-        weight is None or (type(weight) in _DATA and weight.device == x.device))
+        weight is None or (type(weight) in DATA and weight.device == x.device))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -141,13 +118,69 @@ class FastLinear(Replaced, Linear):
         return str(torch.nn.Linear.extra_repr(self))
 
 
+class HeldLinear(Linear):
+    """The product of a module within another, with an activation. Its parameters are that module's, whichever it has at a
+    call; those of transformers' Conv1D are (in, out)."""
+
+    def __init__(self, module: Any, activation: str | None = None):
+        inputs, outputs = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
+        super().__init__(inputs, outputs, module.bias is not None, activation, "meta")
+        self._parameters, self.is_transposed = module._parameters, is_conv1d(module)
+
+    def _find_operators(self) -> None:
+        super()._find_operators()
+        if self.activation in SHORTER and self._parameters["bias"] is not None:
+            self._multiply = of_16_bits(self.activation)           # of what it takes, results have 16 bits
+
+    def takes(self, module: torch.nn.Module, x: object) -> bool:
+        """Whether x is rows for it, and ``module`` still the one whose product it is."""
+        weight, bias = (self._parameters.get(name) for name in ("weight", "bias"))
+        return (module._parameters is self._parameters and weight is not None and isinstance(x, torch.Tensor)
+                and not is_observed(module) and takes(x, weight, bias) and x.shape[-1] == self.in_features)
+
+    def adds(self, x: torch.Tensor, y: object) -> bool:
+        """Whether `added` takes y, too."""
+        bias = self._parameters["bias"]
+        return (isinstance(y, torch.Tensor) and bias is not None and x.dim() > 1 and not casts(x) and y.dtype == x.dtype
+                and y.device == x.device and y.shape == (*x.shape[:-1], self.out_features))
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        own: Any = self._parameters
+        return added(x, own["weight"].mT if self.is_transposed else own["weight"], own["bias"], y)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        own: Any = self._parameters
+        return self.computed(x, own["weight"].mT if self.is_transposed else own["weight"], own["bias"])
+
+
+class FastConv1D(Replaced):
+    """transformers' Conv1D, a Linear whose weight is (in, out)."""
+
+    what = "gk.torch.Linear"
+
+    def begin(self, *said: str) -> None:
+        self.__dict__["_gemmkit_linear"] = HeldLinear(self)    # (a module of this one would have a name in `state_dict`)
+
+    def end(self) -> None:
+        del self.__dict__["_gemmkit_linear"]
+
+    def forward(self, *args: object, **keywords: object) -> Any:
+        linear: Any = self.__dict__["_gemmkit_linear"]
+        x: Any = args[0] if len(args) == 1 and not keywords else None
+        own: Any = self._parameters                                          # type: ignore[attr-defined]
+        if x is None or linear._parameters is not own or not takes(x, own["weight"], own["bias"]) or (
+                x.shape[-1] != linear.in_features):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        return linear(x)
+
+
 class FastLayerNorm(Replaced, torch.nn.LayerNorm):
     what = "gk.torch.layernorm"
 
     def forward(self, input: torch.Tensor) -> Any:
         weight, bias = self.weight, self.bias
         if _is_row(input, weight) and input.shape[-1] == self.normalized_shape[0] and all(
-                p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and _casts(input))
+                p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and casts(input))
                 for p in (weight, bias)):
             return layernorm(input, weight, bias, eps=self.eps)
         return torch.nn.LayerNorm.forward(self, input)
@@ -166,7 +199,7 @@ class FastRMSNorm(Replaced, torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> Any:
         weight, eps = self.weight, self.eps
-        widened = isinstance(x, torch.Tensor) and x.is_cuda and _casts(x)
+        widened = isinstance(x, torch.Tensor) and x.is_cuda and casts(x)
         if _is_row(x, weight) and x.shape[-1] == self.normalized_shape[0] and (
                 weight is None or weight.dtype == x.dtype or widened):
             if eps is None:
@@ -232,6 +265,55 @@ class FastGatedMLP(Replaced):
         return own[down](glu(args[0], w.mT, v.mT, activation))
 
 
+class FastMLP(Replaced):
+    """``down(activation(up(x)))``, or without ``down``; modules of these names, between which dropout may be."""
+
+    what = "gk.torch.Linear with its activation"
+
+    def begin(self, *said: str) -> None:
+        self._gemmkit_mlp = said                       # the activation; the names of up, of the activation, of down or ""
+        self.__dict__["_gemmkit_up"] = HeldLinear(self._modules[said[1]], said[0])    # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        del self._gemmkit_mlp, self.__dict__["_gemmkit_up"]
+
+    def forward(self, *args: object, **keywords: object) -> Any:
+        _, up, activation, down = self._gemmkit_mlp
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        held: Any = self.__dict__["_gemmkit_up"]
+        if len(args) != 1 or keywords or not held.takes(own[up], args[0]) or is_observed(own[activation]) or drops(self):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        found = held(args[0])
+        return own[down](found) if down else found
+
+
+class FastOutput(Replaced):
+    """``norm(linear(x) + y)`` of modules of these names, as BERT's layers end: y is added by the product."""
+
+    what = "gk.torch.Linear with a residual"
+
+    def begin(self, *said: str) -> None:
+        self._gemmkit_output = said                    # the names of the product and of the norm
+        self.__dict__["_gemmkit_linear"] = HeldLinear(self._modules[said[0]])         # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        del self._gemmkit_output, self.__dict__["_gemmkit_linear"]
+
+    def forward(self, *args: object, **keywords: object) -> Any:
+        product, norm = self._gemmkit_output
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        held: Any = self.__dict__["_gemmkit_linear"]
+        if len(args) != 2 or keywords or torch.compiler.is_compiling() or not held.takes(own[product], args[0]) or drops(
+                self) or not held.adds(*args):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        return own[norm](held.added(*args))
+
+
+def drops(module: torch.nn.Module) -> bool:
+    """Whether dropout of a module's own changes what it computes."""
+    return module.training and any(isinstance(m, torch.nn.Dropout) and m.p for m in module._modules.values())
+
+
 class JoinedLinear:
     """One product for modules of one input: their weights are rows of one matrix, which the parameters are views of.
 
@@ -276,7 +358,7 @@ class JoinedLinear:
         if not self.is_whole(held):
             self.linear = None                             # moved, or replaced: the matrix is held for nothing
             return False
-        if not isinstance(x, torch.Tensor) or not takes(x, linear.weight) or _casts(x) or x.dim() < 2 or (
+        if not isinstance(x, torch.Tensor) or not takes(x, linear.weight) or casts(x) or x.dim() < 2 or (
                 x.shape[-1] != linear.in_features or any(is_observed(m) for m in held)):
             return False
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for m in held for p in m.parameters())):
@@ -292,7 +374,7 @@ class JoinedLinear:
             for m, size in zip(held, self.sizes):
                 p = m._parameters.get(name)
                 if (p is None) != (whole is None) or (p is not None and (
-                        type(p) not in _DATA or p.dtype != whole.dtype or p.data_ptr() != at or len(p) != size)):
+                        type(p) not in DATA or p.dtype != whole.dtype or p.data_ptr() != at or len(p) != size)):
                     return False
                 at += 0 if p is None else p.numel() * p.element_size()
         return True
@@ -311,41 +393,48 @@ class JoinedLinear:
 
 
 class FastQKV(Replaced):
-    """Attention whose `QKV` are one product where no gradient is recorded."""
+    """Attention whose queries, keys and values (`QKV`) are one product where no gradient is recorded."""
 
     what = "gk.torch.Linear, one for q, k and v"
 
     def begin(self, *said: str) -> None:
         own: Any = self._modules                                             # type: ignore[attr-defined]
-        held = [own[name] for name in QKV]
+        self._gemmkit_names = said
+        held = [own[name] for name in said]
         self._gemmkit_joined = JoinedLinear(held)
         for place, m in enumerate(held):
             m._gemmkit_joined = self._gemmkit_joined, place
 
     def end(self) -> None:
         own: Any = self._modules                                             # type: ignore[attr-defined]
-        held = [own[name] for name in QKV]
+        held = [own[name] for name in self._gemmkit_names]
         self._gemmkit_joined.part(held)
         for m in held:
             m.__dict__.pop("_gemmkit_joined", None)
-        del self._gemmkit_joined
+        del self._gemmkit_joined, self._gemmkit_names
 
     def forward(self, *args: object, **keywords: object) -> Any:
         joined, own = self._gemmkit_joined, self._modules                    # type: ignore[attr-defined]
         x = keywords.get("hidden_states", args[0] if args else None)
-        if joined.linear is None or not joined.computed([own[name] for name in QKV], x):
+        if joined.linear is None or not joined.computed([own[name] for name in self._gemmkit_names], x):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         try:
             found = super().forward(*args, **keywords)                        # type: ignore[misc]
         finally:
             joined.held = None
-        if joined.count < len(QKV):                        # keys of another input: the product served not all
+        if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all
             joined.linear = None
         return found
 
 
 #: Names of the modules whose products attention computes of one input.
-QKV = "q_proj", "k_proj", "v_proj"
+QKV = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
+
+
+def qkv_of(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names of a module's products of queries, keys and values; None if it has none."""
+    own = module._modules
+    return next((names for names in QKV if all(isinstance(own.get(name), torch.nn.Linear) for name in names)), None)
 
 
 class FastExperts(Replaced):
@@ -382,94 +471,33 @@ def is_linear(module: object) -> bool:
     return isinstance(module, torch.nn.Linear) and type(module).forward in (torch.nn.Linear.forward, FastLinear.forward)
 
 
-# --------------------------------------------------------------------------------------------------
-# Attention.
-
-def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-                                 scale: float | None = None, enable_gqa: bool = False) -> Any:
-    """``torch.nn.functional.scaled_dot_product_attention``, by `gemmkit.torch.attention` for what that takes.
-
-    gemmkit computes (batch, heads, rows, head size) of float16 and bfloat16 without a mask tensor and without dropout, of
-    head sizes that are multiples of 8 up to 256; a causal mask needs as many queries as keys. PyTorch computes the rest.
-    Arguments, results and errors are PyTorch's. A tensor that begins at no multiple of 16 bytes is copied first.
-
-    >>> import torch, gemmkit as gk, gemmkit.torch
-    >>> q = k = v = torch.ones(1, 2, 3, 64).half()
-    >>> with gk.emulate():
-    ...     gk.torch.scaled_dot_product_attention(q, k, v, is_causal=True).shape
-    torch.Size([1, 2, 3, 64])
-    """
-    is_plain = attn_mask is None and not dropout_p and takes(query, key, value)
-    if is_plain and attends(query, key, value, is_causal, enable_gqa):
-        return _bnhd(query, key, value, is_causal, scale).transpose(1, 2)
-    more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+def is_conv1d(module: object) -> bool:
+    """Whether a module is what transformers calls Conv1D."""
+    own = module._parameters if isinstance(module, torch.nn.Module) and not module._modules else {}
+    weight, bias = own.get("weight"), own.get("bias")
+    return (any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and weight is not None and bias is not None
+            and weight.dim() == 2 and bias.shape == weight.shape[1:])
 
 
-def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
-    """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
-    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale)
-
-
-#: The name of gemmkit's attention among those of transformers.
-NAME = "gemmkit"
-
-
-def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                              attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-                              is_causal: bool | None = None, **keywords: Any) -> tuple[Any, None]:
-    """What transformers calls: (batch, heads, rows, head size) to (batch, rows, heads, head size). It computes what
-    transformers' "sdpa" computes, and leaves masks, dropout and biases to that."""
-    queries, stored = query.shape[2], getattr(key, "_gemmkit_stored", None)
-    causal = queries > 1 and attention_mask is None and (
-        getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if stored is not None:                              # of a KVCache, which has all of its keys and their number
-        if not stored.is_current:
-            raise ValueError("keys of a KVCache are read after tokens have been appended; read them in the step that "
-                             "returned them")
-        if attention_mask is None and not dropout and takes(query) and all(
-                keywords.get(name) is None for name in ("position_bias", "softcap")):
-            return stored.attention(query.transpose(1, 2), bool(causal), scaling), None
-        key, value = stored.plain()
-        if causal and key.shape[2] != queries:
-            raise ValueError(f"{queries} queries see {key.shape[2]} keys of a KVCache without a mask; give the model an "
-                             "attention_mask of all keys")
-    if attention_mask is None and not dropout and all(keywords.get(name) is None for name in ("position_bias", "softcap")):
-        cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
-        k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
-        if takes(query, k, v) and attends(query, k, v, bool(causal), True):
-            return _bnhd(query, k, v, bool(causal), scaling), None
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    found: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,
-                                                     scaling=scaling, is_causal=is_causal, **keywords)
-    return found
-
-
-def register_attention() -> None:
-    """Make gemmkit's attention known to transformers, with the masks of "sdpa": None where a mask is plainly causal.
-
-    Raises ImportError for a transformers that has no interface of attention functions (before 4.53).
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attention_of_transformers)
-    AttentionMaskInterface.register(NAME, mask_of_transformers)
-
-
-def mask_of_transformers(*args: Any, **said: Any) -> torch.Tensor | None:
-    """The mask of "sdpa", and none for one query that sees all keys. transformers leaves that out, too, but not in a graph
-    that is captured or compiled (5.17), where a mask would keep gemmkit from reading a `KVCache`."""
-    from transformers.masking_utils import sdpa_mask
-
-    queries = said["q_length"] if "q_length" in said else len(said.get("cache_position", ()))
-    local = said.get("local_size")
-    if (not args and queries == 1 and said.get("allow_is_causal_skip", True) and said.get("attention_mask") is None
-            and (local is None or said["kv_length"] < local)):
+def mlp_of(module: torch.nn.Module) -> tuple[str, str, str] | None:
+    """The names of the modules of what may be `FastMLP`: one or two products, one module without parameters, and dropout."""
+    products = [name for name, m in module._modules.items() if isinstance(m, torch.nn.Linear) or is_conv1d(m)]
+    others = {name: m for name, m in module._modules.items() if name not in products}
+    between = [name for name, m in others.items() if not isinstance(m, torch.nn.Dropout)]
+    if len(between) != 1 or len(products) not in (1, 2) or module._parameters or any(
+            m is None or m._modules or m._parameters for m in others.values()):
         return None
-    found: torch.Tensor | None = sdpa_mask(*args, **said)
-    return found
+    return products[0], between[0], products[1] if len(products) == 2 else ""
+
+
+def output_of(module: torch.nn.Module) -> tuple[str, str] | None:
+    """The names of the modules of what may be `FastOutput`: a product, a layer norm, and dropout."""
+    kinds = {name: next((k for k in (torch.nn.Linear, torch.nn.LayerNorm, torch.nn.Dropout) if isinstance(m, k)), None)
+             for name, m in module._modules.items()}
+    of = {kind: [name for name, k in kinds.items() if k is kind] for kind in (torch.nn.Linear, torch.nn.LayerNorm, None)}
+    if module._parameters or [len(names) for names in of.values()] != [1, 1, 0]:
+        return None
+    return of[torch.nn.Linear][0], of[torch.nn.LayerNorm][0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -490,11 +518,11 @@ def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def of_plain_layers(module: torch.nn.Module) -> Iterator[None]:
-    """The module with plain layers in place of packed ones, for parameters that are given to it."""
+    """The module with plain layers in place of packed ones and Conv1D, for parameters that are given to it."""
     before = dict(module._modules)
     try:
         for name, held in before.items():
-            if isinstance(held, QuantisedLinear):
+            if isinstance(held, QuantisedLinear) or is_conv1d(held):
                 module._modules[name] = torch.nn.Linear(1, 1, bias=held.bias is not None)
         yield
     finally:
@@ -518,14 +546,15 @@ def unobserved(module: torch.nn.Module) -> Iterator[None]:
 
 
 def has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
-                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any], more: tuple[Any, ...] = ()) -> bool:
+                 formula: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Any], more: tuple[Any, ...] = (),
+                 modes: tuple[bool, ...] = (False, True)) -> bool:
     """Whether a module computes a formula of its first argument and its parameters: on drawn numbers, tiny ones and large
-    ones, in training and else. ``more`` are its other arguments."""
+    ones, in training and else (``modes``). ``more`` are its other arguments."""
     drawn = torch.Generator().manual_seed(0)
     for size in (1e-3, 1.0, 30.0):
         given = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
         x = size * torch.randn(4, 8, generator=drawn)
-        for training in (False, True):
+        for training in modes:
             try:
                 with torch.no_grad(), in_mode(module, training), unobserved(module), torch.autocast("cpu", enabled=False):
                     found = torch.func.functional_call(module, given, (x, *more))
@@ -643,15 +672,16 @@ def compared_packed(module: torch.nn.Module, layer: QuantisedLinear, x: torch.Te
 
 def compared_joined(module: torch.nn.Module, x: torch.Tensor) -> str:
     """Why the products of an attention's queries, keys and values may not be one; "" where they may."""
-    held: list[Any] = [module._modules[name] for name in QKV]
     joined: Any = module._gemmkit_joined
+    names: Any = module._gemmkit_names
+    held: list[Any] = [module._modules[name] for name in names]
     with torch.no_grad(), unobserved(module), _exactly():
         own = [m(x) for m in held]
         if not joined.computed(held, x):
             return "its products cannot be one"
         found = [m(x) for m in held]
         joined.held = None
-        for name, m, one, other in zip(QKV, held, found, own):
+        for name, m, one, other in zip(names, held, found, own):
             exact = F.linear(x.float(), m.weight.float(), None if m.bias is None else m.bias.float())
             size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
             off, theirs = (float(((y.float() - exact).abs() / size).max()) for y in (one, other))

@@ -364,7 +364,7 @@ def minimum(x: Numeric, y: Numeric) -> Any:
 #: What the text of an epilogue may name.
 NAMES: dict[str, Any] = {
     "math": math, "float32": np.float32, "float64": np.float64, "maximum": maximum, "minimum": minimum, "abs": abs,
-    **{name: getattr(activations, name) for name in ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")},
+    **{name: getattr(activations, name) for name in activations.__all__},
     **{name: getattr(epilogues, name) for name in ("Bias", "Binary", "Elementwise", "Fold", "Residual", "RowReduce")}}
 
 

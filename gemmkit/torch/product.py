@@ -636,3 +636,30 @@ KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
 _OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches, _compute)
+
+
+# --------------------------------------------------------------------------------------------------
+# What layers take.
+
+DATA = torch.Tensor, torch.nn.Parameter
+
+
+def casts(x: torch.Tensor) -> bool:
+    return bool(torch.is_autocast_enabled(x.device.type))
+
+
+def takes(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Whether a product of x and parameters is gemmkit's: of float16 or bfloat16, alike or cast by ``torch.autocast``.
+
+    Products of float32 stay PyTorch's, whose setting says whether they may use TF32. Sharded parameters (``DTensor``) and
+    other subclasses of tensors multiply in their own way.
+    """
+    if not isinstance(x, torch.Tensor) or not is_here(x) or not x.dim() or not x.numel():
+        return False
+    if casts(x):
+        if x.dtype not in (*NARROW, torch.float32) or torch.get_autocast_dtype(x.device.type) not in NARROW:
+            return False
+        return all(p is None or (type(p) in DATA and p.dtype in (*NARROW, torch.float32) and p.device == x.device)
+                   for p in parameters)
+    return x.dtype in NARROW and all(p is None or (type(p) in DATA and p.dtype == x.dtype and p.device == x.device)
+                                     for p in parameters)

@@ -566,7 +566,7 @@ def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torc
     """Of a call that kept no products: they are computed a second time. Words have no gradient."""
     x, *tensors = ctx.saved_tensors
     bits, group = ctx.options["bits"], ctx.options["group"]
-    products = (QUANTISED_LINEAR(x, *of, None, bits, group, None) for of in (tensors[:3], tensors[3:]))
+    products = (QUANTISED_LINEAR(x, *of, None, bits, group, None, False) for of in (tensors[:3], tensors[3:]))
     of_gate, of_up = _GATED_BACKWARD(grad, *products, activation=ctx.options["activation"])
     of_x = QUANTISED_GRADIENT(of_gate, *tensors[:3], bits, group) + QUANTISED_GRADIENT(of_up, *tensors[3:], bits, group)
     return of_x, *(None for _ in tensors)

@@ -30,6 +30,7 @@ from gemmkit.kernels.quantised import parts_of, refusal
 from gemmkit.kernels.sm90.dequantised import shares_scales
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
+from gemmkit.layouts.quantised import E4M3
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
 from gemmkit.operators.base import units
 from gemmkit.operators.mma import BF16, F16, QuantisedMMAOp
@@ -590,7 +591,7 @@ def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     (a, b), infos, (M, N, K) = asked.operands, asked.infos, asked.sizes
     packed = parts_of(b)
-    if not packed or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
+    if not packed or a.dtype.itemsize == 1 or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
         return None
     is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1
     part = _part(packed[0], M, is_large)
@@ -608,7 +609,8 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     of_a, of_b, d = infos["a"], infos["b"], asked.layouts["d"]
     if not isinstance(b, GroupQuantised) or not _is_alone(asked):
         return None
-    if of_a is None or of_b is None or b.bits != 4 or M < LEAST_ROWS or 0 in (N, K):
+    is_float8 = a.dtype.itemsize == 1
+    if of_a is None or of_b is None or b.bits != 4 or (M < LEAST_ROWS and not is_float8) or 0 in (N, K):
         return None
     if d is not None and not (isinstance(d, Plain) and d.axis == 1):
         return None
@@ -616,17 +618,21 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     held = (b.scales, b.zeros) if b.has_zeros else (b.scales,)
     if why_not(of_a, 1) or why_not(of_b, 1) or any(why_not(describe(one), 1) for one in held):
         return None
-    listed = tuple(one for one in sm90.DEQUANTISED if shares_scales(b.group, one.depth // 2))
+    table = sm90.DEQUANTISED_FLOAT8 if is_float8 else sm90.DEQUANTISED
+    listed = tuple(one for one in table if is_float8 or shares_scales(b.group, one.depth // 2))
     if not listed:
         return None
-    mapping = fastest((N, M, K), device, mappings=listed)
-    return dict(mapping.fields, kernel="warp_specialised", operator=WGMMAOp(mapping.N, dtype=a.dtype))
+    mapping = fastest((N, M, K), device, itemsize=a.dtype.itemsize, mappings=listed)
+    operator = WGMMAOp(mapping.N, dtype=a.dtype, promote=sm90.PROMOTION if is_float8 else 0)
+    block = Tile(M=mapping.M, N=mapping.N, K=mapping.depth // a.dtype.itemsize)
+    return dict(mapping.fields, block_shape=block, kernel="warp_specialised", operator=operator)
 
 
 def _is_alone(asked: Asked) -> bool:
-    """Whether A is plain rows of 16 bits, as B's numbers are, and nothing is asked for that these kernels have not."""
+    """Whether A is plain rows of 16 bits or of float8, as B's numbers are, and nothing is asked for that these kernels have
+    not."""
     (a, b), fields = asked.operands, asked.fields
-    return (type(a) is RowMajor and a.dtype in (F16, BF16) and b.dtype == a.dtype and asked.infos["c"] is None
+    return (type(a) is RowMajor and a.dtype in (F16, BF16, E4M3) and b.dtype == a.dtype and asked.infos["c"] is None
             and not {"operator", "condition", "global_c_layout", *MAPPING_FIELDS} & set(fields)
             and is_untouched("a", fields) and is_untouched("b", fields))
 

@@ -90,7 +90,7 @@ class ProductProblem(Asked, MappingProblem):
     def candidates(self, device: DeviceInfo) -> Iterator[Asked]:
         if self.group is not None:
             yield from _of_group(self, device)
-        elif not _is_of_bytes(self):
+        elif not _is_of_bytes(self) or isinstance(self.layouts["b"], GroupQuantised):
             yield _swap_ab(self, device) or self
         else:                                          # on tensor cores, or on the ordinary units
             with suppress(ConfigError):

@@ -2,8 +2,7 @@
 and what follows from a mapping.
 
 A table (`MappingTable`) belongs to a way in which operands travel. `propose` takes the mapping with the least modelled time
-of the product's table; `complete` and `fill` give the other fields of a configuration; `assumed_spec` asks the kernel
-itself how operands travel.
+of the product's table; `complete` and `fill` give the other fields; `assumed_spec` asks the kernel how operands travel.
 """
 
 from __future__ import annotations
@@ -117,8 +116,10 @@ TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert()) + _stepping(SPLIT, 
 UNALIGNED = mappings_of(tables.UNALIGNED)
 PROMOTED = mappings_of(tables.PROMOTED) + _stepping(SPLIT, tables.PROMOTED_STEPS)
 SCALED = mappings_of(tables.SCALED)
-DEQUANTISED = tuple(one for *row, depth, most in tables.DEQUANTISED for splits in (1, *tables.SHARES) if splits <= most
-                    for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=4))
+DEQUANTISED, DEQUANTISED_FLOAT8 = (
+    tuple(one for *row, depth, most in table for splits in (1, *tables.SHARES) if splits <= most
+          for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=packed))
+    for table, packed in ((tables.DEQUANTISED, 4), (tables.DEQUANTISED_FLOAT8, 2)))
 
 
 @plain_dataclass(frozen=True, eq=False)
@@ -160,8 +161,8 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
                       ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
-BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT,
-                                 workspace=BY_TMA.workspace + mappings_of(tables.WINDOWS_WORKSPACE))
+BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT, workspace=mappings_of(
+    tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED, _stepping(ALONE, tables.TRANSPOSED_STEPS), least_shared=tables.LEAST_SHARED)

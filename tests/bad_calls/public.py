@@ -85,6 +85,8 @@ GOOD: dict[str, tuple[str, str]] = {
     "table": ("any", "(((1, 0), (0, 1)), ((0, 1), (-1, 0)))"), "add": ("function:2", "min"), "mul": ("function:2", "lambda x, y: x + y"),
     "zero": ("count", "float('inf')"), "tangents": ("count", "2"), "masks.first": ("component", "gk.masks.Causal()"),
     "masks.second": ("component", "gk.masks.Window(3)"), "starts": ("array", "np.int32([0, 3])"), "ends": ("array", "np.int32([3, 5])"),
+    "seen": ("array", "np.int32([[1, 0]])"), "Padding.first": ("array", "np.int32([0])"), "end": ("array", "np.int32([1])"),
+    "until": ("array", "np.int32([1])"),
     "left": ("count", "3"), "slopes": ("array", "np.ones(2, 'f4')"), "cap": ("count", "30.0"),
     "scores.bias": ("array", "np.ones((5, 5), 'f4')"), "scores.f": ("function:4", "lambda x, m, n, h: x"),
     "in_features": ("count", "16"), "out_features": ("count", "3"), "torch.bias": ("any", "True"), "name": ("word", "'tests::drawn'"),

@@ -14,7 +14,8 @@ from bench import quantised, report  # noqa: E402
 from bench.harness import WrongResult  # noqa: E402
 
 
-@pytest.mark.parametrize("case", [quantised.QuantisedCase(64, 64, 128, "bf16", 64, True), quantised.QuantisedCase(3, 32, 64, group=32)])
+@pytest.mark.parametrize("case", [quantised.QuantisedCase(64, 64, 128, "bf16", 64, True), quantised.QuantisedCase(3, 32, 64, group=32),
+                                  quantised.QuantisedCase(16, 64, 128, "e4m3")])
 def test_a_row(case: quantised.QuantisedCase) -> None:
     with gk.emulate():
         row = quantised.row(case, "cpu", 2)

@@ -252,7 +252,8 @@ def test_every_group_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert every.main(["--list"]) == 0
     said = capsys.readouterr().out
     assert f"[1 of {len(every.NAMES)}] hopper_square" in said and "] host" in said and "700 rows" in said
-    by_hand = {"distributed", "multistage_sweep", "levels", "first_calls"}      # two GPUs; a sweep; examples.levels; bench.host
+    by_hand = {"distributed", "multistage_sweep", "levels", "first_calls",      # two GPUs; a sweep; examples.levels; bench.host;
+               "networks"}                                                      # bench.models
     assert {line.file for line in readme.LINES} - by_hand == set(every.NAMES)
 
 

@@ -89,6 +89,23 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.sample(7)
 @on_machines
+def test_gelu_of_16_bits(machine: Any) -> None:
+    """Of every 61st float16, it is right to half a unit of the last place; infinities and NaN are as in GELU's limits."""
+    bits = np.arange(0, 65536, 61, dtype=np.uint16)[:1072].view(np.float16)
+    x = np.where(np.isfinite(bits), bits, np.float16(1)).reshape(16, 67)
+    x[0, :3] = np.inf, -65504, np.nan
+    with machine.session():
+        d = gk.matmul(machine.array(np.eye(16, dtype=np.float16)), machine.array(np.nan_to_num(x, posinf=65504.0)),
+                      epilogue=epilogues.Elementwise(activations.gelu_of_16_bits))
+    exact = gelu(np.nan_to_num(x.astype(F64), posinf=65504.0))
+    unit = np.spacing(np.minimum(abs(exact), 60000).astype(np.float16)).astype(F64)
+    assert (abs(machine.numpy(d) - exact) <= 0.52 * unit).all()
+    with np.errstate(all="ignore"):
+        ends = [float(activations.gelu_of_16_bits(np.float32(v))) for v in (np.inf, -np.inf, np.nan)]
+    assert ends[0] == np.inf and np.float16(ends[1]) == 0 and ends[2] != ends[2]
+
+
+@on_machines
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_operands(machine: Any, name: str, rng: np.random.Generator) -> None:
     epilogue, by_numpy = PLAIN[name]

@@ -22,7 +22,16 @@ from gemmkit.ptx.barriers import (
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
-from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_prefetch, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.tma import (
+    tma_add,
+    tma_commit,
+    tma_load,
+    tma_load_multicast,
+    tma_prefetch,
+    tma_store,
+    tma_wait,
+    tma_wait_read,
+)
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.runtime.tensor_maps import TensorMapSpec
@@ -32,7 +41,7 @@ from tests.support.launching import POISON, Tensor, compiled, emulated, on_devic
 # ==========================================================================================================================
 # TMA: what boxes bring where, on the emulator and on hardware, and the faults of kernels that use it.
 
-F16, U32, U64 = np.dtype("f2"), np.dtype("u4"), np.dtype("u8")
+F16, F32, U32, U64 = np.dtype("f2"), np.dtype("f4"), np.dtype("u4"), np.dtype("u8")
 BARRIERS = 32768                                  # where the barriers lie, behind the data
 SHARED = BARRIERS + 64
 
@@ -151,6 +160,48 @@ def test_hardware_does_as_the_emulation(case: tuple) -> None:
     kernel = round_trip_2d if case[0].rank == 2 else round_trip_3d
     for got, wanted in zip(on_device(kernel, *given, shared=SHARED), emulated(kernel, *given, shared=SHARED)):
         assert same_bits(got, wanted)
+
+
+def stored_and_added(source: Any, target: Any, nbytes: int, x: int, y: int) -> None:
+    """A box is stored, and then added twice."""
+    data, full = shared(U32, 1024), shared(U64, BARRIERS)
+    begin(1)
+    if thread_index() == 0:
+        mbarrier_expect(full, 0, nbytes)
+        tma_load(source, (0, 0), data, 0, full, 0)
+    mbarrier_wait(full, 0, 0)
+    if thread_index() == 0:
+        tma_store(target, (x, y), data, 0)
+        tma_commit()
+        tma_wait(0)
+        for _ in range(2):
+            tma_add(target, (x, y), data, 0)
+        tma_commit()
+        tma_wait(0)
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulated", "on a GPU"])
+@pytest.mark.parametrize("swizzle", [0, 64, 128])
+def test_a_box_is_added(run: Any, swizzle: int) -> None:
+    spec, shape, (x, y) = TensorMapSpec("f4", (swizzle // 4 or 24, 16), swizzle), (20, 40), (16, 8)
+    values = np.random.default_rng(3).standard_normal(shape, np.float32)
+    wanted = np.full((*shape[:1], 4 * shape[1]), POISON, np.uint8).view(np.float32)
+    columns = min(spec.box[0], shape[1] - x)
+    wanted[y:y + 16, x:x + columns] = 3 * values[:12, :columns]
+    (found,) = run(stored_and_added, Tensor(values, spec), Tensor(Out(shape, F32), spec), spec.box_bytes, Runtime(x), Runtime(y), shared=SHARED)
+    assert np.allclose(found.view(np.float32), wanted, 1e-6, 0, equal_nan=True)
+
+
+def test_what_is_added_is_float32() -> None:
+    def kernel(target: Any) -> None:
+        if thread_index() == 0:
+            tma_add(target, (0, 0), shared(U32, 0), 0)
+
+    with pytest.raises(errors.ProtocolError, match="of float16; it adds float32"):
+        emulated(kernel, Tensor(Out((16, 64), F16), SPEC), shared=SHARED)
+    ptx = compiled(kernel, Tensor(Out((16, 32), F32), TensorMapSpec("f4", (32, 16), 128)))
+    assert instructions(ptx)["cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"] == 1
+    assert instruction_counts(disassemble(assemble(ptx).cubin))["UTMAREDG"] == 1
 
 
 def test_the_map_is_a_parameter_and_nothing_is_copied() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import io
 import re
@@ -14,6 +15,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from gemmkit.torch import QuantisedLinear, accelerate, modules, scaled_dot_product_attention  # noqa: E402
+from gemmkit.torch.attention import attention_of_transformers, mask_of_transformers  # noqa: E402
 from tests.support import checkpoints  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
@@ -390,6 +392,95 @@ def test_what_a_module_of_an_mlp_becomes_later(in_the_emulator: None) -> None:
     assert not torch.allclose(model(x), before, atol=1e-3)
 
 
+class Conv1D(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, nf: int, nx: int):
+        super().__init__()
+        self.nf, self.weight, self.bias = nf, nn.Parameter(0.1 * torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: Any) -> Any:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class PlainMLP(nn.Module):
+    def __init__(self, act: Any, of: Any, down: bool, dropout: float = 0.0):
+        super().__init__()
+        self.up, self.act, self.dropout = of(24, 16), act, nn.Dropout(dropout)
+        if down:
+            self.down = of(16, 24)
+
+    def forward(self, x: Any) -> Any:
+        x = self.act(self.up(x))
+        return self.dropout(self.down(x)) if hasattr(self, "down") else x
+
+
+@pytest.mark.sample(2)
+@on_devices
+@pytest.mark.parametrize(("act", "of", "down", "dropout"), [
+    (nn.GELU(), lambda n, k: nn.Linear(k, n), True, 0.0), (nn.ReLU(), lambda n, k: nn.Linear(k, n, bias=False), True, 0.5),
+    (nn.GELU("tanh"), Conv1D, True, 0.5), (nn.Tanh(), Conv1D, False, 0.0), (nn.SiLU(), lambda n, k: nn.Linear(k, n), False, 0.0)])
+def test_mlps_with_an_activation(act: Any, of: Any, down: bool, dropout: float, device: str) -> None:
+    """The activation is the product's; what watches it, dropout in training, another module in a place and a copy are as ever."""
+    torch.manual_seed(1)
+    model = PlainMLP(act, of, down, dropout).to(device, BF16).eval()
+    plain, x, held = copy.deepcopy(model), torch.randn(2, 3, 16, device=device).bfloat16(), io.BytesIO()
+    wanted = gradients(plain, x)
+    report = accelerate(model)
+    assert {"": "gk.torch.Linear with its activation", "up": "gk.torch.Linear"}.items() <= fates(report).items()
+    assert list(model.state_dict()) == list(plain.state_dict())
+    near(gradients(model, x), wanted, 0.02)
+    near(gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x), wanted, 0.02)
+    seen: list[Any] = []
+    handle = model.act.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        model(x)
+        assert seen == [1]
+        handle.remove()
+        torch.save(model, held)
+        held.seek(0)
+        for other in (copy.deepcopy(model), torch.load(held, weights_only=False)):
+            assert other.__dict__["_gemmkit_up"]._parameters is other.up._parameters
+            near([other(x)], wanted[:1], 0.02)
+        if dropout:
+            model.train()
+            torch.manual_seed(0)
+            found = model(x)
+            torch.manual_seed(0)
+            near([found], [plain.train()(x)], 0.03)
+            model.eval()
+        model.up = nn.Sequential(model.up, nn.Hardtanh(-1e-3, 1e-3))
+        assert not torch.allclose(model(x), wanted[0], atol=1e-3)
+
+
+class Output(nn.Module):
+    """As BERT's."""
+
+    def __init__(self, norm: bool = True):
+        super().__init__()
+        self.dense, self.LayerNorm, self.dropout = nn.Linear(24, 16), nn.LayerNorm(16, eps=1e-3), nn.Dropout(0.1)
+        self.sign = 1 if norm else -1
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.LayerNorm(self.dropout(self.dense(x)) + self.sign * y)
+
+
+@on_devices
+def test_a_product_a_residual_and_a_norm(device: str) -> None:
+    torch.manual_seed(1)
+    model, other = Output().to(device, F16).eval(), Output(False).to(device, F16).eval()
+    nn.init.normal_(model.LayerNorm.weight)
+    x, y = torch.randn(2, 3, 24, device=device).half(), torch.randn(2, 3, 16, device=device).half()
+    wanted = gradients(model, x, y)
+    assert fates(accelerate(model))[""] == "gk.torch.Linear with a residual"
+    assert fates(accelerate(other))[""] == "its result is not norm(product(x) + y)"
+    near(gradients(model, x, y), wanted, 0.01)
+    with torch.no_grad():
+        assert "added" in functions_run(lambda: model(x, y))
+        near([model(x, y=y), model(x, y[:1])], [wanted[0], F.layer_norm(model.dense(x) + y[:1], (16,), model.LayerNorm.weight,
+                                                                       model.LayerNorm.bias, 1e-3)], 0.01)
+
+
 @on_devices
 def test_norms_with_an_offset(device: str) -> None:
     model = LlamaRMSNorm(16, offset=1.0).to(device, BF16)
@@ -617,11 +708,52 @@ def test_attention_of_transformers(queries: int, keys: int, device: str) -> None
     """A prompt, a token, and a prompt in front of an empty static cache: (batch, rows, heads, size), contiguous."""
     q = torch.randn(2, queries, 4, 16, device=device).half().transpose(1, 2)
     k, v = (torch.randn(2, 2, keys, 16, device=device).half() for _ in range(2))
-    found, weights = modules.attention_of_transformers(Interface, q, k, v, None, scaling=0.25)
+    found, weights = attention_of_transformers(Interface, q, k, v, None, scaling=0.25)
     end = min(queries, keys) if queries > 1 else keys
     wide = [x.double().repeat_interleave(4 // x.shape[1], 1) for x in (q, k[:, :, :end], v[:, :, :end])]
     near([found.double()], [F.scaled_dot_product_attention(*wide, is_causal=queries > 1, scale=0.25).transpose(1, 2)], 3e-3)
     assert weights is None and found.is_contiguous()
+
+
+@on_devices
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_with_a_bias(batch: int, device: str) -> None:
+    """As T5 has it: one for each head is gemmkit's, one for each of a batch is PyTorch's."""
+    class Encoder:
+        is_causal = False
+
+    q, k, v = (torch.randn(2, 7, 4, 16, device=device).half().transpose(1, 2) for _ in range(3))
+    bias = torch.randn(batch, 4, 7, 7, device=device).half()
+    run = set(functions_run(lambda: attention_of_transformers(Encoder, q, k, v, None, scaling=1.0, position_bias=bias)))
+    assert ("causal_or_plain" in run) == (batch == 1)
+    found, _ = attention_of_transformers(Encoder, q, k, v, None, scaling=1.0, position_bias=bias)
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), bias.double(), scale=1.0).transpose(1, 2)
+    near([found.double()], [wanted], 3e-3)
+
+
+@on_devices
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_padding(causal: bool, device: str) -> None:
+    """A mask of "sdpa" that hides padding is gemmkit's: in front, behind, and with a gap. Any other mask is PyTorch's."""
+    class Attention:
+        is_causal = causal
+
+    masks = pytest.importorskip("transformers").masking_utils
+    q, k, v = (torch.randn(3, 70, 2, 16, device=device).half().transpose(1, 2) for _ in range(3))
+    padded = torch.ones(3, 70, dtype=torch.long, device=device)
+    padded[0, 50:] = padded[1, :9] = padded[2, 20:31] = 0
+    function = masks.causal_mask_function if causal else masks.bidirectional_mask_function
+    said = dict(batch_size=3, kv_length=70, kv_offset=0, mask_function=function, device=device, attention_mask=padded.bool())
+    said |= dict(q_length=70, q_offset=0) if "q_length" in inspect.signature(masks.sdpa_mask).parameters else dict(
+        cache_position=torch.arange(70, device=device))
+    mask = mask_of_transformers(**said)
+    names = set(functions_run(lambda: attention_of_transformers(Attention, q, k, v, mask, scaling=0.25)))
+    assert "causal_or_plain" in names
+    found, _ = attention_of_transformers(Attention, q, k, v, mask, scaling=0.25)
+    other, _ = attention_of_transformers(Attention, q, k, v, mask.clone(), scaling=0.25)          # which says nothing
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask, scale=0.25).transpose(1, 2)
+    sees = mask.any(-1).transpose(1, 2)[..., None].expand_as(wanted)
+    near([found[sees].double(), other[sees].double()], [wanted[sees]] * 2, 3e-3)
 
 
 # -- transformers ---------------------------------------------------------------------------------------------------------
@@ -713,6 +845,30 @@ def test_families(family: str, more: dict[str, Any], parts: set[str], device: st
         near([model(words, attention_mask=mask).logits[mask.bool()]], [wanted], 0.03)
 
 
+@pytest.mark.thorough
+@on_devices
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa", "DistilBERT", "GPT-2", "T5 encoder"])
+def test_networks(name: str, device: str) -> None:
+    """Of Graphene's Fig. 15, as `bench.models` makes them: all of their products are gemmkit's; with padding; undone."""
+    pytest.importorskip("transformers")
+    models: Any = importlib.import_module("bench.models")
+    words = torch.arange(3, 17, device=device).view(2, 7)
+    padded = torch.tensor([[1] * 7, [1] * 4 + [0] * 3], device=device)
+    model, wide = models.network(name, True, device), models.network(name, True, device, "eager").float()
+    with torch.no_grad():
+        wanted = [wide(words).last_hidden_state, wide(words, attention_mask=padded).last_hidden_state[padded.bool()]]
+        report = accelerate(model, {"input_ids": words})
+        parts = {"gk.torch.attention", "gk.torch.Linear", "gk.torch.Linear with its activation"}
+        parts |= set() if name == "GPT-2" else {"gk.torch.Linear, one for q, k and v"}
+        parts |= {"gk.torch.Linear with a residual"} if name in ("BERT", "RoBERTa") else set()
+        assert {x.by for x in report.replaced} - {"gk.torch.layernorm", "gk.torch.rmsnorm"} == parts
+        assert {x.kind.removeprefix(name) for x in report.left} <= {"Embedding", "BertPooler", "RobertaPooler"}
+        found = [model(words).last_hidden_state, model(words, attention_mask=padded).last_hidden_state[padded.bool()]]
+        near([x.float() for x in found], wanted, 0.01)
+        report.undo()
+        near([model(words).last_hidden_state.float()], wanted[:1], 0.01)
+
+
 def test_masks_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One query that sees all keys has none, in a graph either; padding, a window, and a cache that is not full have one."""
     masks = pytest.importorskip("transformers").masking_utils
@@ -723,10 +879,10 @@ def test_masks_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     for tracing in (False, True):
         if tracing:
             monkeypatch.setattr(masks, "is_tracing", lambda *_: True, raising=False)
-        assert modules.mask_of_transformers(**said) is None
-        assert modules.mask_of_transformers(**said, local_size=6) is None
+        assert mask_of_transformers(**said) is None
+        assert mask_of_transformers(**said, local_size=6) is None
         for more in (dict(attention_mask=padding), dict(allow_is_causal_skip=False), dict(local_size=3)):
-            assert torch.equal(modules.mask_of_transformers(**said, **more), masks.sdpa_mask(**said, **more))
+            assert torch.equal(mask_of_transformers(**said, **more), masks.sdpa_mask(**said, **more))
 
 
 class _Loss(nn.Module):

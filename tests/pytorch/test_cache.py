@@ -10,7 +10,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
-from gemmkit.torch import KVCache, accelerate, modules  # noqa: E402
+from gemmkit.torch import KVCache, accelerate  # noqa: E402
+from gemmkit.torch.attention import attention_of_transformers  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
 
@@ -171,7 +172,7 @@ def test_as_transformers_calls_it(page: int | None, device: str) -> None:
         k, v = ([torch.cat((x, y[b]), 1) for b, x in enumerate(of)] for of, y in ((k, new_k), (v, new_v)))
         with torch.no_grad():
             run: list[Any] = []
-            names = functions_run(lambda q=q, stored=stored: run.append(modules.attention_of_transformers(Interface, q, *stored, None)[0]))
+            names = functions_run(lambda q=q, stored=stored: run.append(attention_of_transformers(Interface, q, *stored, None)[0]))
         assert names
         near(run[0].transpose(1, 2), exact(q, k, v))
         assert stored[0].shape == (3, SHARED, len(k[0][0]), SIZE)
@@ -185,7 +186,7 @@ def test_as_transformers_calls_it(page: int | None, device: str) -> None:
     earlier = stored
     cache.update(new_k, new_v, 0)
     with pytest.raises(ValueError, match="read after tokens have been appended"):
-        modules.attention_of_transformers(Interface, q, *earlier, None)
+        attention_of_transformers(Interface, q, *earlier, None)
 
 
 def llama(device: str) -> Any:

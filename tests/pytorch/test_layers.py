@@ -15,7 +15,7 @@ import pytest
 
 import gemmkit as gk
 import gemmkit.torch
-from bench import training
+from bench import training, turns
 from gemmkit.epilogues import Bias, SiLU
 from gemmkit.layouts.quantised import dequantise, quantise
 from gemmkit.torch.layers import ACTIVATIONS, FUNCTIONS
@@ -321,6 +321,25 @@ def test_the_operators() -> None:
 
 @pytest.mark.sample(8)
 @pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize(("rows", "dtype", "symmetric"), [(3, torch.bfloat16, True), (70, torch.float16, False), (0, torch.float16, True)])
+def test_float8(rows: int, dtype: torch.dtype, symmetric: bool) -> None:
+    """A row of x is rounded to float8 with a scale of its own; its gradient is that of the product without this."""
+    linear = torch.nn.Linear(256, 32)
+    layer = QuantisedLinear.from_linear(linear, symmetric=symmetric, activation="relu", float8=True)
+    x = torch.randn(rows, 256).to(dtype)
+    scale = x.float().abs().amax(1, keepdim=True) / 448
+    rounded = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+    wanted = torch.relu(rounded @ layer.dequantised().T + linear.bias)
+    found = layer(x)
+    assert found.dtype == dtype and "float8=True" in repr(layer)
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+    x.requires_grad_()
+    QuantisedLinear.from_linear(linear, symmetric=symmetric, float8=True)(x).float().sum().backward()
+    torch.testing.assert_close(x.grad.float(), layer.dequantised().sum(0).expand(rows, 256), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.usefixtures("_emulated")
 def test_a_second_derivative() -> None:
     """Of a linear function: what the gradient is multiplied by has one."""
     layer, weights = layers_quantised(bias=False)
@@ -461,7 +480,7 @@ def test_the_same_models() -> None:
 
 
 def test_a_row(replaced: Seeded) -> None:
-    times = iter([2.0, 1.0] * training.TURNS)
-    replaced(training, "timed", lambda call, calls: next(times))
+    times = iter([9.0, 9.0] + [2.0, 1.0] * training.TURNS)
+    replaced(turns, "elapsed", lambda call, device, count: next(times))
     found = training.row("step", lambda: None, lambda: None, 0.0)
     assert (found["ratio"], found["ours_us"], found["peer_us"]) == (0.5, 2.0, 1.0)

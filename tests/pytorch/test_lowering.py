@@ -318,18 +318,20 @@ def test_tensors_that_gemmkit_does_not_compute_are_left() -> None:
 ALONE = "nothing is fused that cuBLAS does not compute, too"
 READ = "a kernel of Inductor's reads the result, and computes this as well"
 SMALL = "D of 10 x 6 has too few tiles to hide an epilogue"
+FOR_IT = "a kernel of Inductor's computes an operand for it alone, and would compute this as well"
 UNKNOWN = "gathered rows and reductions without D have not been measured beside Inductor's"
 
 
 @pytest.mark.parametrize("name, whys", [
     ("plain", [ALONE]), ("bias", [ALONE]), ("gelu", [SMALL]), ("gated", [SMALL] * 2), ("residual", [SMALL]), ("norm", [READ]),
-    ("two layers", [SMALL, ALONE]), ("largest", [UNKNOWN]), ("gathered", [UNKNOWN])])
+    ("slope", [FOR_IT]), ("two layers", [SMALL, ALONE]), ("largest", [UNKNOWN]), ("gathered", [UNKNOWN])])
 def test_what_is_expected_to_be_faster(name: str, whys: list[str], in_the_emulator: None) -> None:
     """The rule of the how-to page, on a GPU of 132 multiprocessors."""
     function = {
         "plain": lambda x, w, b, r: F.linear(x, w), "bias": lambda x, w, b, r: F.linear(x, w, b),
         "gelu": lambda x, w, b, r: F.gelu(F.linear(x, w, b)), "residual": lambda x, w, b, r: F.linear(x, w) + r,
         "gated": lambda x, w, b, r: F.silu(F.linear(x, w)) * F.linear(x, w + 1),
+        "slope": lambda x, w, b, r: F.linear(x, w) * torch.sigmoid(r),
         "norm": lambda x, w, b, r: torch.softmax(F.relu(F.linear(x, w)), -1),
         "two layers": lambda x, w, b, r: F.relu(F.linear(x, w)) @ w, "largest": lambda x, w, b, r: F.linear(x, w).amax(-1),
         "gathered": lambda x, w, b, r: F.relu(F.linear(F.embedding(torch.tensor([2, 1]), x[0]), w)),

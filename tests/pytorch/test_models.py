@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 
 from argparse import Namespace  # noqa: E402
 
-from bench import models  # noqa: E402
+from bench import models, paper_tables, report  # noqa: E402
 
 OPTIONS = Namespace(tiny=True, device="cpu", compile=False, backend="aot_eager", steps=1, turns=1)
 
@@ -43,6 +43,30 @@ def test_a_perceptron(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(models, "accelerated", wrong)
         with pytest.raises(ValueError, match="perceptron 16: losses differ by"):
             compute()
+
+
+@pytest.mark.thorough
+def test_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    with gk.emulate():
+        (row,) = models.network_rows("DistilBERT", OPTIONS)
+        assert row["work"] == "DistilBERT 2 x 9, eager" and row["error"] < 0.005 and row["group"] == "networks"
+        assert row["us"].keys() == {"unfused", "torch", "attention", "ours"}
+        monkeypatch.setattr(models, "accelerated", lambda model: model.transformer.layer[0].ffn.lin2.weight.mul_(1.2))
+        with pytest.raises(ValueError, match="hidden states of ours are off by"):
+            models.network_rows("DistilBERT", OPTIONS)
+
+
+def test_rows_of_a_network() -> None:
+    us = {"unfused graph": 40.0, "torch graph": 20.0, "torch compiled graph": 10.0, "attention graph": 25.0, "ours graph": 9.0,
+          "backend graph": 8.0, "torch": 60.0, "ours": 90.0}
+    rows = models.compared("BERT 2 x 9", us, 0.0, 18, 64, "float16", models.WAYS, network="BERT")
+    assert [(row["work"][10:], row["ratio"], row["graph"]) for row in rows] == [
+        ("", 1.25, True), (", attention alone", 1.6, True), (", backend", 1.25, True),
+        (", eager", 0.6667, False)]
+    table = list(paper_tables.networks({**report.document("networks", rows, "a device")}))
+    assert "| BERT | float16 | 40 | 25 | 10 | 9 | 8 | **1.60** | **5.00** | **1.25** |" in table
+    assert table[-1].endswith("here it gains 1.60 to 1.60.")
 
 
 def test_a_layer_that_was_left_is_no_row(in_the_emulator: None) -> None:

@@ -14,7 +14,7 @@ from bench.harness import Call
 
 
 class Host:
-    """A `bench.backends.Backend` and a `bench.peers.Peer` in NumPy. A captured call takes 1 us, a peer's ``slower`` us."""
+    """A `bench.peers.TorchPeers` in NumPy. A captured call takes 1 us, a peer's ``slower`` us."""
 
     def __init__(self, slower: float = 1.25) -> None:
         self.now, self.slower = 0.0, slower

@@ -98,8 +98,15 @@ class Text:
 INDEXING = ("tiles", "place", "with_rows", "following", "first_seen", "end_seen", "free_from", "free_to")
 
 
+def is_recurrence(plan: plans.ProgramPlan) -> bool:
+    """The second kernel of its own has no resizing, and takes blocks."""
+    return isinstance(plan.resizing, plans.RecurrenceResizing) or (plan.resizing is None and not plan.is_of_rows)
+
+
 def resizing_of(plan: plans.ProgramPlan) -> Any:
     resizing: Any = plan.resizing
+    if is_recurrence(plan):
+        return plan
     return resizing.problem if isinstance(resizing, plans.GridResizing) else resizing.made.problem
 
 

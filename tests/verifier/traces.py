@@ -16,17 +16,22 @@ from gemmkit.programs.chains.chain import ProductPart, dots, late_values
 from gemmkit.programs.places import walked
 from gemmkit.programs.values import Axis
 from tests.verifier.texts import Text, expect
-from tests.verifier.walks import KEEPER, TURNS, Given, State, Walk
+from tests.verifier.walks import ADDED, PASSING, TURNS, Given, State, Walk
 
 Log = list[tuple[Any, ...]]
 Taken = tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], Log]               # a block's tiles, products and events
 
 
 def check_paths(text: Text) -> None:
-    """Of the producer's thread, of the one that looks after turns, and one of the consumers'."""
-    for thread in (0, *([KEEPER] if TURNS in text.constants else []), 128):
+    """Of the producer's thread, of those that add and pass turns on, and one of the consumers'."""
+    for thread in (0, *adders(text), *[PASSING] * ("pass_on" in text.functions), 128):
         for state in Walk(text, thread).run():
             check_end(text, thread, state)
+
+
+def adders(text: Text) -> list[int]:
+    """The thread of each stage of what rounds add."""
+    return [32 * (1 + n) for n in range(text.constants[ADDED].stages)] if ADDED in text.constants else []
 
 
 def check_end(text: Text, thread: int, state: State) -> None:
@@ -35,11 +40,11 @@ def check_end(text: Text, thread: int, state: State) -> None:
     cluster = text.plan.cluster
     met = [("barrier",) if cluster.is_single else ("cluster_barrier",)]
     begins = [*[("initialise", name) for name in text.rings], ("mbarrier_fence_init",)] if thread == 0 else []
-    early = [] if TURNS in text.constants else [("grid_launch_dependents",), ("grid_wait",)]      # blocks that wait for each other run alone
+    early = [] if TURNS in text.parameters("kernel") else [("grid_launch_dependents",), ("grid_wait",)]      # blocks that wait for each other run alone
     wanted = [*begins, *met, *early, ("release_registers",) if thread < 128 else ("claim_registers",), *([] if cluster.is_single else met)]
     expect(sorted(events) == sorted(wanted) and [x for x in events if x[0] != "initialise"] == [x for x in wanted if x[0] != "initialise"],
            f"thread {thread} sets up {events}, and not {wanted}")
-    expect(thread != KEEPER or (state.turn == 0 and state.rings[TURNS].filled == state.rings[TURNS].released), "a turn is not over at the end")
+    expect(thread >= 128 or state.turn == 0, "a turn is not over at the end")
     if thread >= 128:
         expect(not state.put, f"{state.put} is put, and not taken")
         expect(not state.groups and state.open is None, "products are on their way at the end")
@@ -47,7 +52,8 @@ def check_end(text: Text, thread: int, state: State) -> None:
             expect(ring.filled == ring.released, f"{name}: of {ring.filled} stages that are awaited {ring.released} are released")
         expect(state.turn in (0, 1), "a turn is not given on")
         finished = [event[1] for event in state.log if event[0] == "finish"]
-        outs = [f"out_{name}" for name in text.plan.printed.outs if name not in text.plan.spare or text.plan.merge is not None]
+        outs = [f"out_{name}" for name in text.plan.printed.outs if (name not in text.plan.spare or text.plan.merge is not None)
+                and not isinstance(text.constants[f"out_{name}"], sums.AddedOut)]
         expect(sorted(finished) == sorted(outs), f"{finished} are finished, and {outs} are stored")
     first = next((n for n, event in enumerate(state.log) if event[0] in ("fill", "wait", "store")), len(state.log))
     expect(("grid_wait",) in state.log[:first] or not early, "memory is touched before the kernel before is over")
@@ -96,10 +102,11 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
         _check_sums(text, consumer, len(program.tiles_of(consumer, case)) // len(text.sizes_of_parts))
         if not multistage:
             places = _replayed(text, walked(0), consumer)
-            if TURNS in text.constants:
-                kept.append(walked(KEEPER))
-                given, had = kept[-1].count(("give",)), consumer.count(("wait", TURNS))
-                expect(given == had, f"{given} turns are given, and {had} taken")
+            own = [walked(thread) for thread in adders(text)]
+            consumer += sorted((event for log in own for event in log if event[0] == "added"), key=lambda event: event[2])
+            if TURNS in text.parameters("kernel"):
+                kept += own
+                kept += [walked(thread) for thread in range(PASSING, 128)] if "pass_on" in text.functions else []
             products = [tuple((name, places[ring][at][name]) for name, ring, at in tiles_of) for tiles_of in products]
         for event in consumer:
             if event[0] == "store":
@@ -148,7 +155,7 @@ def _check_sums(text: Text, log: Log, tiles: int) -> None:
 
 def _moved(log: Log, down: int) -> Log:
     """Events, with stores of rows that are further up; without what is added, which warpgroups have parts of."""
-    return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log if event[0] != "added"]
+    return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log if event[0] != "part"]
 
 
 def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[str, Any]]]:
@@ -156,7 +163,7 @@ def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[s
     groups = text.constants["WARPGROUPS"].consumers
     fills = [event for event in producer if event[0] == "fill"]
     steps = [event[:2] for event in consumer if event[0] in ("wait", "release") or event in (("turn", "wait"), ("turn", "give"))]
-    steps = [event for event in steps if event[1] != TURNS]
+    steps = [event for event in steps if event[1] != ADDED]
     filled, released = Counter[str](), [Counter[str]() for _ in range(groups)]
     awaited, at, turn = [Counter[str]() for _ in range(groups)], [0] * groups, 0
     places = defaultdict[str, list[dict[str, Any]]](list)
@@ -493,15 +500,17 @@ class _ChainProgram(_GridProgram):
         chain = self.chain
         for x in chain.added:
             name = x.data.parameter.name
-            found = [(event[2].name, event[3]) for event in log if event[:2] == ("added", f"out_{name}")]
-            wanted = []
+            found = [event[3] for event in log if event[:2] == ("added", f"out_{name}")]
+            put = [event[3] for event in log if event[:2] == ("part", f"out_{name}")]
+            step, wanted, there = self.choice.blocks[chain.index.name], [], []
             for (outer, _), rounds in zip(tiles, self.rounds_of(tiles, log)):
                 h = outer[::-1]
                 begin, count = self.range_of(chain.index, h, case)
                 own = tuple(n for stack, n in zip(chain.stacks, h) if stack in chain.own_stacks)[::-1]
                 count = count if chain.index.piece is not None or chain.length is not None else int(case.numbers[chain.index.name])
-                wanted += [(name, (begin + n, 0, begin + count, x.data.parameter.shape[-1], own)) for n in rounds]
-            expect(found == wanted, f"{name}: {found} are added, and not {wanted} ({case})")
+                wanted += [(0, begin + n, *own) for n in rounds]
+                there += [count - n if chain.index.piece is not None else step for n in rounds]
+            expect(found == wanted and put == there, f"{name}: {found} are added, of {put} rows, and not {wanted} of {there} ({case})")
         for event in log:
             if event[0] == "lines":
                 left = self.range_of(chain.rows, event[3], case)[1] - event[3][-2]
@@ -511,8 +520,8 @@ class _ChainProgram(_GridProgram):
         """Warpgroups that share columns have the same rows: the second one stores the second half of wide results alone."""
         for x in self.chain.added:
             rows, columns = self.choice.part(self.chain, *x.args)
-            mine, its = ([event[3] for event in log if event[:2] == ("added", f"out_{x.data.parameter.name}")] for log in (one, other))
-            moved = [(m + group * rows, n + group * columns * (not rows), *more) for m, n, *more in mine]
+            mine, its = ([event[2] for event in log if event[:2] == ("part", f"out_{x.data.parameter.name}")] for log in (one, other))
+            moved = [[m + group * rows, n + group * columns * (not rows)] for m, n in mine]
             expect(its == moved, f"warpgroup {group} adds {its}, and not {moved}")
         if not self.chain.wide:
             super().check_alike(one, other, group)

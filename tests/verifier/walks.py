@@ -21,8 +21,10 @@ from gemmkit.programs.values import Axis
 from tests.verifier.texts import INDEXING, Staged, Text, Unsound, bytes_of, expect, in_turn
 
 PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
-OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut, sums.AddedOut
-KEEPER, TURNS = 32, "ring_turns"        # the thread that looks after turns at adding, and the ring by which it gives them
+OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut
+ADDED = "ring_added"                   # the ring by which consumers hand on what rounds add
+PASSING = 96                           # the first of the threads that pass turns on
+TURNS = sums.TURNS
 VOTES = "steep", "rescales", "changes"
 
 
@@ -114,6 +116,7 @@ class State:
     read: frozenset[tuple[str, int]] = frozenset()             # tiles and stages since the last barrier
     put: tuple[str, ...] = ()          # what of a round is in shared memory
     met: tuple[str, ...] = ()          # and known to all
+    is_clear: bool = False             # whether results have left the memory of what rounds add, or may take it
 
     def copy(self) -> State:
         return replace(self, env=dict(self.env), rings=dict(self.rings), facts=dict(self.facts), log=list(self.log),
@@ -137,7 +140,7 @@ class State:
         env = frozenset((name, moved(x)) for name, x in self.env.items() if type(x) is not Name)
         rings = frozenset((name, ring.filled - least[name], ring.expected, ring.loaded) for name, ring in self.rings.items())
         groups = tuple((tuple((r, at - least.get(r, 0)) for r, at in g.reads), g.fragments, tuple(n - base for n in g.onto if n >= base)) for g in self.groups)
-        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items()), self.put, self.met
+        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items()), self.put, self.met, self.is_clear
 
 
 class Given(NamedTuple):
@@ -308,10 +311,14 @@ class Walk:
         if isinstance(node, ast.IfExp):
             test, one, other = parts
             return (one if one == other else ANY) if test is ANY else one if test else other
-        if not are_numbers:
+        if not are_numbers and not (isinstance(node, ast.Compare) and isinstance(parts[0], Part)):
             if any(x is ANY for x in parts):
                 return ANY
             expect(all(isinstance(x, (int, float)) for x in parts), f"{self.said(node)} of {parts}")
+        if isinstance(node, ast.Compare) and isinstance(parts[0], Part):
+            if isinstance(parts[1], Part):             # two slots of one ring, one behind the other at most
+                return parts[0].of.position != parts[1].of.position
+            return parts[0].of.position % self.text.rings[ADDED].stages == parts[1]
         if isinstance(node, ast.Compare):
             return all(OPERATIONS[type(op)](one, other) for op, one, other in zip(node.ops, parts, parts[1:]))
         assert isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)), self.said(node)
@@ -407,10 +414,12 @@ class Walk:
         args = [self.value(x, state) for x in node.args]
         if of is None:
             raise Unsound(f"{self.said(node)}: {name} is no constant of the text")
-        if isinstance(of, sums.ComputedTile):
+        if isinstance(of, collectives.ComputedTile):
             return self.of_place(node, name, what, args, state)
-        if isinstance(of, Pipeline) and name == TURNS and self.thread < 128 and what != "initialise":
-            return self.of_keeper(of, what, args, state)
+        if isinstance(of, Pipeline) and name == ADDED and self.thread < 128 and what != "initialise":
+            return self.of_adder(of, what, args, state)
+        if isinstance(of, sums.AddedOut):
+            return self.of_added(node, of, name, what, args, state)
         if isinstance(of, Pipeline):
             return self.of_ring(node, of, name, what, args, state)
         if isinstance(of, multistage.CopyRing):
@@ -439,11 +448,10 @@ class Walk:
         if isinstance(of, OUTS):
             if what == "store":
                 self.used(args[0], node)
-                turns = state.rings.get(TURNS)
-                expect(not isinstance(of, sums.AddedOut) or turns is None or turns.filled == turns.released + 1, f"{name} adds out of turn")
+                expect(state.is_clear or not isinstance(of, collectives.TmaOut) or not self.text.of_kind(sums.AddedOut),
+                       f"{name} leaves from where TMA may still read what rounds add")
                 part = node.args[2]
                 assert isinstance(part, ast.Call) and self.said(part.func) == "WarpgroupPart"
-                what = "added" if isinstance(of, sums.AddedOut) else what
                 state.log.append((what, name, args[1], tuple(self.value(x, state) for x in part.args)))
             else:
                 state.log.append((what, name))
@@ -463,6 +471,8 @@ class Walk:
         elif what == "meet":
             expect(name in state.put and name not in state.met, f"{name} is met about before it is put, or twice")
             expect(not flying, f"warpgroups meet while products read what {name} was in the round before")
+            expect(state.is_clear or not self.shares_results, f"warpgroups meet while results may be where {name}'s products go")
+            state.is_clear = False
             state.met = (*state.met, name)
         else:
             expect(what == "other" and name in state.met, f"{name}.{what} before it is met about")
@@ -470,30 +480,61 @@ class Walk:
             return At(1 - args[0].position, args[0].phase)
         return None
 
-    def of_keeper(self, ring: Pipeline, what: str, args: list[Any], state: State) -> Any:
-        """One thread gives a turn when the counter is there, and counts when the consumers are over."""
-        held = state.rings[TURNS]
-        expect(self.thread == KEEPER and ring.stages == 1, f"turns are given by thread {self.thread}")
-        if what == "advance":
-            return At(args[0].position + 1, args[0].phase, TURNS)
-        if what == "expect":
-            expect(state.turn == 1 and args[0].stands(held.filled, 1, TURNS) and args[1] == 0, f"a turn is given before its counter is there: {args}")
-            state.rings[TURNS], state.turn = replace(held, filled=held.filled + 1), 2
-            state.log.append(("give",))
+    @property
+    def shares_results(self) -> bool:
+        """Whether results leave from the memory of what rounds add."""
+        return bool(self.text.of_kind(sums.AddedOut) and self.text.of_kind(collectives.TmaOut))
+
+    def of_added(self, node: ast.Call, of: Any, name: str, what: str, args: list[Any], state: State) -> None:
+        """Consumers put a part of a round's into a stage that is empty; one thread of each stage adds it."""
+        held = state.rings[ADDED]
+        if what == "put":
+            self.used(args[0], node)
+            expect(self.thread >= 128 and args[1].stands(held.released, 0, ADDED) and held.filled == held.released + 1, f"{name} is put into {args[1]}")
+            state.log.append(("part", name, args[2:4], args[4], self.watched(state)))
+        elif what == "leave":
+            expect(args[1].stands(held.filled, 0, ADDED) and held.filled == held.released, f"{name}: stages from {args[1]} on are awaited, and {held} is")
+            state.is_clear = True
+        elif what == "clear":
+            expect(self.thread >= 128, f"{name} is cleared by thread {self.thread}")
+            state.is_clear = True
+        elif what == "add":
+            expect(state.turn == 2, f"{name} is added out of turn")
+            expect(args[0] == Name(name.removeprefix("out_")) and args[2].stands(held.released - 1, 0, ADDED), f"{name} adds {args[2]} to {args[0]}")
+            state.turn = 3
+            state.log.append(("added", name, args[2].position, args[1]))
         else:
-            expect(what == "acquire" and state.turn == 2 and args[0].stands(held.filled, 1, TURNS), f"a turn that is not given is waited for: {args}")
-            state.rings[TURNS], state.turn = replace(held, released=held.released + 1), 3
+            expect(what == "finish" and state.turn in (0, 4), f"{name}.{what} is no end of a turn")
+            state.turn = 5 if state.turn == 4 else 0
+
+    def of_adder(self, ring: Pipeline, what: str, args: list[Any], state: State) -> Any:
+        """A thread of its own for each stage: it gives the stage, sees it written, adds it, and gives it again."""
+        held, own = state.rings[ADDED], self.thread // 32 - 1
+        expect(own < ring.stages, f"{ADDED} is looked after by thread {self.thread}")
+        if what == "advance":
+            return At(args[0].position + 1, args[0].phase, ADDED)
+        at = args[0]
+        expect(at.phase == 0 and at.ring in ("", ADDED) and at.position % ring.stages == own, f"{ADDED}: {at} is not thread {self.thread}'s")
+        if what == "expect":
+            expect(held.filled == held.released and args[1] == 0 and state.turn in (0, 3), f"{ADDED}: {at} is given twice, or before it is added")
+            state.rings[ADDED] = replace(held, filled=held.released + 1)
+            state.turn = 4 if state.turn and TURNS in self.text.parameters("kernel") else 0
+        else:
+            next_one = own if held.released == 0 else held.released - 1 + ring.stages
+            expect(what == "acquire" and (held.filled, state.turn, at.position) == (held.released + 1, int(TURNS in self.text.parameters("kernel")), next_one), f"{ADDED}: {at} is awaited, and {held} is given")
+            state.rings[ADDED], state.turn = RingState(at.position + 1, at.position + 1), 2
         return None
 
     def of_counter(self, node: ast.Call, name: str, args: list[Any], state: State) -> None:
-        """Awaited, and then counted, behind the consumers where they have a turn, with what orders their additions."""
+        """Awaited before a stage is added, and counted when that is over; or both, of blocks that rounds do not visit."""
         array, at, number, order = args
-        expect(self.thread == KEEPER and array == Name("turn_counts"), f"{self.said(node)} by thread {self.thread}")
+        passes = self.thread >= PASSING
+        expect(self.thread < 128 and array == Name(TURNS), f"{self.said(node)} by thread {self.thread}")
         if name == "await_counter":
             expect((state.turn, order) == (0, "acquire"), f"{self.said(node)}: the turn before is not over")
-            state.turn = 1
+            state.turn = 2 if passes else 1
         else:
-            expect(state.turn in (1, 3) and order == "release", f"{self.said(node)}: the turn is not over")
+            expect(state.turn == (2 if passes else 5) and order == "release", f"{self.said(node)}: the turn is not over")
             state.turn = 0
         state.log.append((name, at, number))
 
@@ -612,7 +653,7 @@ class Walk:
             group = args[2] if what == "multiply_half" else self.group
         else:
             slots, group = ([args[1]] * 2, args[2]) if what == "multiply" else (args[1:3], args[3])
-            computed = isinstance(of.a, sums.ComputedTile)
+            computed = isinstance(of.a, collectives.ComputedTile)
             tiles = [self.reads(tile, at, state) for tile, at in list(zip((of.a, of.b), slots))[computed:]]
         chain = getattr(getattr(self.text.plan.resizing, "made", None), "chain", None)
         is_half = what == "multiply_half"
@@ -630,7 +671,7 @@ class Walk:
         fragments = (self.said(node.args[1]),) if is_handed else ()
         if not is_handed and computed:
             place = next(key for key, x in self.text.constants.items() if x is of.a)
-            expect(place in state.met and of.a_transposed and args[4] == 0, f"{name} takes {place} before warpgroups have met")
+            expect(place in state.met and of.a_transposed == (args[4] == 0), f"{name} takes {place} before warpgroups have met")
             tiles = [*tiles, (place, place, slots[0].position)]
         held, onto = state.open or Group(), (args[0].group,) if isinstance(args[0], Flying) else ()
         state.open = Group((*held.reads, *((ring, at) for _, ring, at in tiles)), (*held.fragments, *fragments), (*held.onto, *onto))

@@ -391,7 +391,7 @@ def transform_registers(operator: Operator, transform: Transform, fragment_map: 
         return fragment
     if operator.is_mapped:
         return apply(changed_element, fragment, transform, fragment_map, tile, place)
-    return apply(changed_opaque_element, fragment, transform)
+    return apply(lambda x, n: transformed(transform, x, 0, 0), fragment)
 
 
 def changed_element(x: Numeric, n: int, transform: Transform, fragment_map: FragmentMap, tile: Tile,
@@ -400,10 +400,6 @@ def changed_element(x: Numeric, n: int, transform: Transform, fragment_map: Frag
     i = tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0)
     j = tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1)
     return transformed(transform, x, min(i, place.rows - 1), min(j, place.columns - 1))
-
-
-def changed_opaque_element(x: Numeric, n: int, transform: Transform) -> Any:
-    return transformed(transform, x, 0, 0)
 
 
 def transform_input(operand: Operand, operator: Operator, fragment_map: FragmentMap, dtype: np.dtype, fragment: tuple,

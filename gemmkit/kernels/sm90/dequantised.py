@@ -20,15 +20,17 @@ import numpy as np
 
 from gemmkit.kernels.collectives.operand import Operand
 from gemmkit.kernels.collectives.scheduler import KTile, Slot, Work
-from gemmkit.kernels.sm90.mainloop import SharedMainloop, WgmmaMainloop, choose_next, descriptor_b, nothing, release_last
+from gemmkit.kernels.sm90.mainloop import WgmmaMainloop, choose_next, descriptor_b, nothing, release_last
 from gemmkit.kernels.sm90.routes import StageFill, Tma, TmaCopy, prefetch_part
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate
 from gemmkit.layouts.quantised import QuantisedTile, QuantisedTranspose
-from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.operators.wgmma import BLOCK, WGMMAOp
+from gemmkit.ptx.arithmetic import fma
 from gemmkit.ptx.memory import load_shared, shared
-from gemmkit.ptx.registers import as_bfloat16, dequantise_bytes, zero_words
+from gemmkit.ptx.registers import as_bfloat16, as_float8, dequantise_bytes, float8_table, zero_words
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_load
 from gemmkit.ptx.wgmma import advance, settle, wgmma_commit, wgmma_fence, wgmma_wait
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
     from gemmkit.kernels.sm90.routes import Request
 
 BYTES, WORDS, HALVES = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint16)
-BF16 = np.dtype(ml_dtypes.bfloat16)
+F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 STEP = 16                              # elements along K of a wgmma
 FRAGMENT = 4                           # words that a lane has of a fragment
 NARROW = 64                            # columns of a tile whose wgmmas are short
+SUMS = 256                             # columns of a thread's accumulators, at most
 PORTIONS = 4                           # of a stage, at least: with fewer, wgmmas wait for each other
 THREADS = 512                          # of a block, at most
 
@@ -55,9 +58,12 @@ def quantised_tile(spec: Sm90Spec) -> QuantisedTile | None:
         return None
     group = layout.layout.group
     is_alone = spec.a.to_shared.is_identity and spec.condition.is_always and spec.cluster.n == 1
-    has_registers = not spec.is_squeezed and not operator.sums_in_words and spec.threads <= THREADS
-    are_portions = shares_scales(group, block.K) and block.K >= PORTIONS * STEP
-    if not (is_alone and has_registers and are_portions and isinstance(spec.mainloop, SharedMainloop)):
+    if operator.dtype.itemsize == 1:
+        sets, are_portions = Float8Mainloop.sets, group % BLOCK == 0 and block.K == operator.promote == BLOCK
+    else:
+        sets, are_portions = 1, shares_scales(group, block.K) and block.K >= PORTIONS * STEP and not operator.promote
+    has_registers = sets * spec.fragments_m * operator.N <= SUMS and not operator.sums_in_words and spec.threads <= THREADS
+    if not (is_alone and has_registers and are_portions and spec.a.observer is None):
         return None
     return QuantisedTile(block.M, block.K, group, layout.layout.has_zeros)
 
@@ -118,7 +124,7 @@ def start_lines(tensor_map: Any, n: int, spec: Any, operand: Any, fill: StageFil
 
 class HeldStage(NamedTuple):
     """A lane's part of a stage in registers, by fragments: its words, k-block by k-block; and for each group of rows along K
-    the scales and zero points of its two rows."""
+    the scales and zero points of its two rows. (Of 8-bit floats: what integers become beside these zero points.)"""
 
     words: Any
     scales: Any
@@ -134,10 +140,13 @@ class DequantisingMainloop(WgmmaMainloop):
     steps: int
     is_bfloat16: bool
     readers_are_warps = True
+    is_float8 = False
 
     @classmethod
     def of(cls, spec: Any) -> DequantisingMainloop:
         """Short wgmmas go in pairs: fences and waits are then fewer."""
+        if spec.operator.dtype.itemsize == 1:
+            return Float8Mainloop(PORTIONS, 1, False)
         steps = spec.block.size.K // STEP
         together = 2 if spec.block.size.N <= NARROW and steps % 2 == 0 and steps >= 2 * PORTIONS else 1
         return cls(steps // together, together, spec.operator.dtype == BF16)
@@ -167,6 +176,50 @@ class DequantisingMainloop(WgmmaMainloop):
             sums = wgmma_wait(0, sums)
             spec.pipeline.release(previous)
         return sums, slot
+
+
+@dataclass(frozen=True)
+class Float8Mainloop(DequantisingMainloop):
+    """Integers less their zero points are exact as 8-bit floats, and a stage lies in one group: its sums are multiplied by
+    the group's scales as they are added to the total, while the tensor cores multiply the other consumer's stage.
+
+    A fragment is 64 rows by 32 along K. Lane (g, t) has of rows g and g + 8 the elements 4 t to 4 t + 3 along K, and those
+    16 behind: half t % 2 of words t / 2 and t / 2 + 2 of a row.
+    """
+
+    sets = 2
+    is_float8 = True
+
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
+        total, b = nothing(spec), descriptor_b(spec)
+        if steps > 0:
+            spec.pipeline.wait(slot)
+            held = hold_stage(spec, group, slot.stage)
+            fragments = dequantised_portion(spec, held, 0)
+            for step in range(steps):
+                after = spec.pipeline.advance(slot)
+                ahead = choose_next(step + 1 < steps, after, slot)
+                sums = start_portion(nothing(spec), spec, fragments, b, slot.stage, 0, 0)
+                fragments = dequantised_portion(spec, held, 1)
+                sums = wgmma_wait(1, sums)
+                sums, fragments = fold(self.portions - 2, add_portion, (sums, fragments), spec, held, b, slot.stage)
+                sums = start_portion(sums, spec, fragments, b, slot.stage, self.portions - 1, 1)
+                spec.pipeline.wait(ahead)
+                scales, held = held.scales, hold_stage(spec, group, ahead.stage)
+                fragments = dequantised_portion(spec, held, 0)
+                sums = wgmma_wait(0, sums)
+                spec.pipeline.release(slot.stage)
+                total = apply(add_scaled, total, sums, scales)
+                slot = after
+        return total, slot
+
+
+def add_scaled(total: tuple, m: int, sums: tuple, scales: tuple) -> tuple:
+    return apply(add_scaled_value, total, sums[m], scales[m])
+
+
+def add_scaled_value(total: Numeric, n: int, sums: tuple, scales: tuple) -> Any:
+    return fma(sums[n], scales[n // 2 % 2], total)
 
 
 def add_portion(state: tuple, n: int, spec: Any, held: HeldStage, b: int, stage: int) -> tuple:
@@ -206,8 +259,9 @@ def hold_stage(spec: Any, group: int, stage: int) -> HeldStage:
     row = group * spec.first_rows + udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
     begin = stage * spec.stage_bytes
     factors = 2 * spec.a.shared.groups
+    scale = float_scale_of if spec.mainloop.is_float8 else scale_of
     return HeldStage(generate(spec.fragments_m, words_of_fragment, spec, row, begin),
-                     generate(spec.fragments_m, of_fragment, scale_of, factors, spec, row, begin),
+                     generate(spec.fragments_m, of_fragment, scale, factors, spec, row, begin),
                      generate(spec.fragments_m, of_fragment, zero_of, factors, spec, row, begin))
 
 
@@ -216,8 +270,11 @@ def words_of_fragment(m: int, spec: Any, row: int, begin: int) -> tuple:
 
 
 def word_of(n: int, spec: Any, row: int, begin: int) -> Any:
-    """Of k-block n / 4, in the order of a fragment's registers: rows g and g + 8, of eight elements along K and the next."""
+    """Of k-block n / 4, in the order of a fragment's registers: rows g and g + 8, of eight elements along K and the next (of
+    8-bit floats of those 16 behind)."""
     line, row_ahead = 2 * (n // FRAGMENT) + n % FRAGMENT // 2, 8 * (n % 2)
+    if spec.mainloop.is_float8:
+        line, row = 2 * line, row + udiv(lane_index() % 4, 2) * spec.a.shared.rows
     return load_shared(shared(WORDS, spec.a.offset), udiv(begin, 4) + row, line * spec.a.shared.rows + row_ahead, 1)[0]
 
 
@@ -233,13 +290,19 @@ def scale_of(n: int, spec: Any, row: int, begin: int) -> Any:
     return np.uint32(scale) * np.uint32(0x10001)
 
 
+def float_scale_of(n: int, spec: Any, row: int, begin: int) -> Any:
+    return np.float32(load_shared(shared(F16, spec.a.offset + spec.a.shared.begins[1]), udiv(begin, 2) + row, 8 * n, 1)[0])
+
+
 def zero_of(n: int, spec: Any, row: int, begin: int) -> tuple:
     """What takes away the zero point of row g or g + 8 in group n / 2."""
     tile = spec.a.shared
     if tile.has_zeros:
         zero: Any = load_shared(shared(BYTES, spec.a.offset + tile.begins[2]), begin + row,
                                 n // 2 * tile.rows + 8 * (n % 2), 1)[0]
-        return zero_words(4, zero)
+        return float8_table(zero) if spec.mainloop.is_float8 else zero_words(4, zero)
+    if spec.mainloop.is_float8:
+        return float8_table(spec.a.layout.layout.middle)
     return zero_words(4, spec.a.layout.layout.middle)
 
 
@@ -255,8 +318,10 @@ def dequantised_step(n: int, spec: Any, held: HeldStage, first: int) -> tuple:
 
 
 def dequantised_fragment(m: int, spec: Any, held: HeldStage, step: int) -> tuple:
-    factor = 2 * (step * STEP // spec.a.shared.group % spec.a.shared.groups)
     words = generate(FRAGMENT, part_of, held.words[m], FRAGMENT * step)
+    if spec.mainloop.is_float8:
+        return as_float8(words, lane_index() % 2, held.zeros[m])
+    factor = 2 * (step * STEP // spec.a.shared.group % spec.a.shared.groups)
     found = dequantise_bytes(words, lane_index() % 4, generate(2, part_of, held.zeros[m], factor),
                              generate(2, part_of, held.scales[m], factor))
     return as_bfloat16(found) if spec.mainloop.is_bfloat16 else found
@@ -264,3 +329,5 @@ def dequantised_fragment(m: int, spec: Any, held: HeldStage, step: int) -> tuple
 
 def part_of(n: int, values: tuple, first: int) -> Any:
     return values[first + n]
+
+

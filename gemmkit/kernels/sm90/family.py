@@ -52,6 +52,7 @@ from gemmkit.kernels.sm90.mainloop import (
     PairMainloop,
     PromotedMainloop,
     RegisterMainloop,
+    ScaledMainloop,
     SharedMainloop,
     Transformed,
     WgmmaMainloop,
@@ -80,6 +81,7 @@ from gemmkit.lang.numba_hooks import types
 from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import PATTERN, pattern_of
+from gemmkit.layouts.quantised import FLOAT8_WEIGHTS, QuantisedTranspose
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.base import units
 from gemmkit.operators.wgmma import BLOCK, WGMMAOp
@@ -556,7 +558,10 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
-    spec = (_with_a_dequantised(spec, *requests) or _with_a_deinterleaved(spec, *requests)
+    dequantised = _with_a_dequantised(spec, *requests)
+    is_float8 = isinstance(spec.a.layout, QuantisedTranspose) and spec.a.layout.dtype.itemsize == 1
+    rule(dequantised is not None or not is_float8, "dtype", str(spec.a.layout.dtype), FLOAT8_WEIGHTS)
+    spec = (dequantised or _with_a_deinterleaved(spec, *requests)
             or _with_mn_major_a(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests)))
     if arrays is not None:
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
@@ -569,6 +574,9 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
 def _mainloop(spec: Sm90Spec) -> WgmmaMainloop:
     if spec.a.observer is not None:
         return ObservedMainloop()
+    if spec.operator.is_scaled:
+        operator: Any = spec.operator
+        return ScaledMainloop(WARP_ROWS * spec.fragments_m, operator.N // operator.width)
     stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
     if stages > 1:
         return PromotedMainloop(stages)
@@ -698,6 +706,9 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     if isinstance(store, SubtileStore):
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
     spec = with_ahead(dataclasses.replace(spec, store=store), arrays)
+    if isinstance(spec.mainloop, ScaledMainloop):
+        ring = memory.take(spec.warps * spec.mainloop.warp_bytes, 16)
+        spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=ring))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     turns = OrderBarrier(2, barriers.take(2), True) if spec.is_pingpong else OrderBarrier()
     exchange = spec.exchange

@@ -26,9 +26,10 @@ from gemmkit.lang.records import numbers_of
 from gemmkit.lang.registers import apply, fold, generate, is_pairwise, join, split, transform_pairs
 from gemmkit.layouts import Interleaved, Planes, Swizzled
 from gemmkit.operators.wgmma import within
+from gemmkit.ptx.copy_async import commit_copies, wait_copies
 from gemmkit.ptx.memory import first_elements, load_shared, pack_words, shared, unpack_words
 from gemmkit.ptx.mma import ldmatrix, round_word
-from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
 from gemmkit.ptx.wgmma import (
     advance,
     fence_async,
@@ -53,10 +54,13 @@ if TYPE_CHECKING:
 # | `SharedMainloop` | wgmma reads it in shared memory | added to by all stages of a tile |
 # | `PairMainloop` | the same | of one stage each, two sets in turn, added to a total in float32 |
 # | `PromotedMainloop` | the same | of some stages each, added to a total in float32 |
-# | `AlternatingMainloop` | the same | of one stage each, added to a total in float32, by block scales |
+# | `AlternatingMainloop` | the same | of one stage each, added to a total in float32 |
+# | `ScaledMainloop` | the same | the same, by block scales |
 # | `gemmkit.kernels.sm90.mainloop.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
 
 WARP_ROWS = 16                         # of a fragment that a warp has
+SCALES = 4                             # blocks whose scales are in shared memory at once
+FLOAT = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -145,33 +149,71 @@ class PromotedMainloop(WgmmaMainloop):
 
 @dataclass(frozen=True)
 class AlternatingMainloop(WgmmaMainloop):
-    """One stage at a time, whose sums are added to the total while the tensor cores multiply the other consumer's stage.
-    Block scales (`BlockScaledOp`) are multiplied on the way. They are loaded behind the start of the stage before, or, where
-    registers are few, of their own."""
+    """One stage at a time, whose sums are added to the total while the tensor cores multiply the other consumer's stage."""
 
     sets = 2
+
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
+        a, b = descriptor_a(spec, group), descriptor_b(spec)
+        total = nothing(spec)
+        for _ in range(steps):
+            partial = wgmma_wait(0, start_stage(spec, a, b, slot, nothing(spec), 0))
+            spec.pipeline.release(slot.stage)
+            slot = spec.pipeline.advance(slot)
+            total = apply(add_fragment, total, partial)
+        return total, slot
+
+
+@dataclass(frozen=True)
+class ScaledMainloop(WgmmaMainloop):
+    """`AlternatingMainloop` of blocks with scales (`BlockScaledOp`), by which their sums are multiplied on the way.
+
+    Each warp copies the scales of its ``rows`` and of ``columns`` of the tile into a ring of its own in shared memory
+    (cp.async), `SCALES` - 1 blocks before they are needed. (Loads into registers are waited for in the round that starts
+    them: ptxas moves what it takes for uniform to uniform registers at once.)
+    """
+
+    rows: int
+    columns: int
+    offset: int = 0
+    sets = 2
+
+    @property
+    def line(self) -> int:
+        """Elements of a block's scales."""
+        return self.rows + -(-self.columns // 4) * 4
+
+    @property
+    def warp_bytes(self) -> int:
+        return SCALES * self.line * FLOAT.itemsize
 
     def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         a, b = descriptor_a(spec, group), descriptor_b(spec)
         total = nothing(spec)
         if steps > 0:
-            row = work.m + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS + udiv(lane_index(), 4)
-            block, partial = udiv(work.k_begin, spec.block.size.K), nothing(spec)
-            last = block + steps - 1
-            scales = spec.operator.scales(spec.fragments_m, row, work.n, block, shape)
-            for _ in range(steps):
-                partial = start_stage(spec, a, b, slot, partial, 0)
-                if not spec.operator.scales_ahead:
-                    scales = spec.operator.scales(spec.fragments_m, row, work.n, block, shape)
-                following, block = scales, min(block + 1, last)
-                if spec.operator.scales_ahead:
-                    following = spec.operator.scales(spec.fragments_m, row, work.n, block, shape)
+            warp = udiv(thread_index() % 128, 32)
+            ring = shared(FLOAT, self.offset + (4 * group + warp) * self.warp_bytes)
+            row, block = work.m + group * spec.first_rows + warp * WARP_ROWS, udiv(work.k_begin, spec.block.size.K)
+            for ahead in range(SCALES - 1):
+                self.copy(spec, ring, ahead, steps, TileCoord(row, work.n, shape.M, shape.N), block)
+            for step in range(steps):
+                partial = start_stage(spec, a, b, slot, nothing(spec), 0)
+                wait_copies(SCALES - 2)
+                warp_barrier()                         # all lanes' copies are there, and the oldest scales have been read
+                self.copy(spec, ring, step + SCALES - 1, steps, TileCoord(row, work.n, shape.M, shape.N), block)
+                factors = spec.operator.factors(ring, step % SCALES * self.line, self.rows, self.columns)
                 partial = wgmma_wait(0, partial)
                 spec.pipeline.release(slot.stage)
                 slot = spec.pipeline.advance(slot)
-                total = spec.operator.add_block(total, partial, scales)
-                scales = following
+                total = spec.operator.add_scaled(total, partial, factors)
+            warp_barrier()
         return total, slot
+
+    def copy(self, spec: Any, ring: SharedPointer, step: int, steps: int, at: TileCoord, block: int) -> None:
+        """Start the copies of a step's scales, if there is one. They are a group in either case."""
+        if step < steps:
+            spec.operator.copy_scales(ring, step % SCALES * self.line, self.rows, self.columns, at, block + step)
+        commit_copies()
 
 
 def start_stage(spec: Any, a: int, b: int, slot: Slot, sums: tuple, done: int) -> tuple:

@@ -34,6 +34,7 @@ from gemmkit.programs.chains.chain import (
     MOST_COLUMNS,
     READ,
     SHARED,
+    Added,
     Chain,
     depends,
     dots,
@@ -47,7 +48,7 @@ from gemmkit.programs.launches import spare
 from gemmkit.programs.mapping import MOST_SPLITS, KernelLimits, Mapping
 from gemmkit.programs.places import walked
 from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, unique
+from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo
 
 _OF_A_BLOCK = "load", "dot", "rowmax", "rowsum", "transpose", "coordinate", "inside", "carried"
@@ -678,3 +679,59 @@ def _handed(columns: int, line: str) -> int:
         raise refused(ConfigError, f"the left operand of a product is computed and has {columns} columns; a multiple of "
                                    f"{STEP} is needed, which an instruction takes", line)
     return columns // 4
+
+
+# -- what rounds of all tiles add to an array, as products of a computed value (`gemmkit.programs.sums`) ------------------
+
+def share_added(chain: Chain, kernel: KernelLimits) -> None:
+    """What rounds add becomes a product of what is in shared memory. Raises ValueError and TypeError, with the user's line,
+    for other sums, and ConfigError for a kernel without the place."""
+    cells = [c for c in chain.carried if isinstance(c, Added)]
+    chain.carried = [c for c in chain.carried if c not in cells]
+    places: dict[Value, Value] = {}
+    if cells and not kernel.uses_tma:
+        raise refused(ConfigError, f"{cells[0].store.parameter.name}[...] += ... in rounds: kernels of TMA and wgmma have a "
+                                   "place for it, and this one has not; use another program with tiles of these rows, or "
+                                   "operands that TMA takes", cells[0].store.line)
+    if len(cells) > 1:
+        one, other = (c.store.parameter.name for c in cells[:2])
+        raise refused(ValueError, f"{other}[...] += ...: rounds add to {one} already, and have stages for one array; use "
+                                  "another program", cells[1].store.line)
+    for c in cells:
+        d, name, own = c.out, c.store.parameter.name, (*chain.own_stacks, chain.index)
+        if tuple(c.store.key) != own or c.store.only is not None or len(c.store.parameter.shape) != len(own) + 1:
+            raise refused(ValueError, f"{name}[{shown(c.store.key)}] += ...; rounds add to their own rows, [{shown(own)}] "
+                                      "(only .reference(...) runs others)", c.store.line)
+        a, b = d.args[:2] if d.op == "dot" and d.args[2:] == (c.inside,) else (None, None)
+        is_computed = a is not None and a.op == "transpose" and loaded(a) is None
+        if not is_computed or b.op != "load" or chain.rows not in b.dims or a.dims[0] is not chain.index:
+            raise refused(ValueError, f"{name}[...] += a value that is no product of a computed value's transpose and the "
+                                      f"tile's rows, x.astype(dtype).T @ y[{chain.rows}] (only .reference(...) runs others)",
+                          c.store.line)
+        if np.dtype(c.store.parameter.dtype) != F32:
+            raise refused(TypeError, f"{name} has dtype {c.store.parameter.dtype}; tiles add up float32", c.store.line)
+        source = a.args[0]
+        while source.op == "cast":
+            source = source.args[0]
+        if source not in places:
+            dtype, called = np.dtype(b.data[0].dtype), f"{source.name or 'value'}_place"
+            others = [x for x in dots(chain.body) if x is not d and _is_made_of(x.args[0], source)]
+            held = others[0].args[0] if others else source             # another one takes it as it is, too
+            places[source] = Value(SHARED, (held,), source.dims, dtype, called, d.line)
+            if held is not source:
+                chain.body.remove(held)
+                chain.body.insert(chain.body.index(held.args[0]) + 1, held)
+            chain.body.insert(chain.body.index(held) + 1, places[source])
+            for x in others[:1]:
+                x.args = (places[source], *x.args[1:])
+        d.args, d.name = (places[source], b), d.name or c.inside.name
+        made = Value(ADDED, (d,), d.dims, c.store, "", c.store.line)
+        chain.body.insert(chain.body.index(d) + 1, made)
+        chain.added.append(made)
+
+
+def _is_made_of(x: Value, source: Value) -> bool:
+    """Whether it is the value, rounded, and zeros where places are not there."""
+    while x is not source and x.op in ("cast", "inside"):
+        x = x.args[0]
+    return x is source

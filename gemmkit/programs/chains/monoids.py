@@ -19,12 +19,16 @@ no cell is in. Real numbers are meant: what rounding, infinities and NaN do tria
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from gemmkit.programs.called import EXTENT
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.trace import Carried, Value
+from gemmkit.programs.places import refuse_pieces
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
+from gemmkit.programs.values import Axis, Index, refused, shown
 
 #: A number times constants (their names, sorted); None: any number that no cell is in.
 Coefficient = tuple[float, tuple[str, ...]] | None
@@ -521,3 +525,203 @@ def _moved(x: Value, f: Form, cell: Value, after: dict[Value, Degree]) -> Degree
         if degree:
             raise Unproved(x)
     return total
+
+
+# --------------------------------------------------------------------------------------------------
+# Recurrences: rounds that store the rows of their blocks (`gemmkit.programs.recurrences`). What they do to a cell is a
+# monoid, too, if they multiply it by a number and add what no cell is in: then blocks may share them.
+
+def is_recurrence(loop: Loop) -> bool:
+    """Whether rounds store the rows of their blocks, and multiply."""
+    rounds = [x for x in loop.body if isinstance(x, Loop)]
+    tile = [index for index in loop.indices if not index.stack]
+    if len(rounds) != 1 or len(tile) > 1 or not any(isinstance(x, Value) and x.op == "dot" for x in rounds[0].body):
+        return False
+    stores = [x for x in rounds[0].body if isinstance(x, StoreStatement) and x.read is None]
+    return any([index for index in x.key if not index.stack] == [rounds[0].indices[0], *tile] for x in stores)
+
+
+@dataclass(eq=False)
+class Recurrence:
+    """``n``: the columns that a tile has of values and results, None where it has all. ``uses``: how often a value is
+    taken."""
+
+    loop: Loop
+    rounds: Loop
+    t: Index
+    n: Index | None
+    stacks: list[Index]
+    uses: dict[Value, int] = field(default_factory=dict)
+
+    @cached_property
+    def factors(self) -> dict[Carried, Value | None] | None:
+        """What rounds multiply each cell by before they add to it: a number of the round, None for 1. None if what they add
+        depends on a cell: then a tile's rounds have no shares."""
+        cells = {c.inside for c in self.rounds.carried}
+
+        def depends(x: Value) -> bool:
+            return x in cells or any(map(depends, x.args))
+
+        found: dict[Carried, Value | None] = {}
+        for c in self.rounds.carried:
+            out = without_casts(c.out)
+            kept, added = sorted(out.args, key=depends, reverse=True) if out.op == "add" else (out, None)
+            factor = next((y for y in kept.args if y is not c.inside), None) if kept.op == "mul" else None
+            is_scaled = factor is not None and c.inside in kept.args and not factor.dims and not depends(factor)
+            if not (kept is c.inside or is_scaled) or (added is not None and depends(added)):
+                return None
+            found[c] = factor
+        return found or None
+
+    @property
+    def stores(self) -> list[StoreStatement]:
+        return [x for x in (*self.rounds.body, *self.loop.body) if isinstance(x, StoreStatement)]
+
+    @property
+    def indices(self) -> list[Index]:
+        return [*self.stacks, *([] if self.n is None else [self.n]), self.t]
+
+    def length(self, dim: Any, blocks: Mapping[str, int]) -> int:
+        """Of a dimension, with these ``blocks``."""
+        return blocks[self.t.name] if self.is_block(dim) else dim.size if isinstance(dim, Axis) else blocks[dim.name]
+
+    def is_block(self, dim: Any) -> bool:
+        return dim is self.t or (isinstance(dim, Index) and dim.twin is self.t)
+
+
+def recurrence_of(loop: Loop) -> Recurrence:
+    """Raises ValueError, with the user's line, for what such tiles have not."""
+    refuse_pieces(loop)
+    (rounds,) = (x for x in loop.body if isinstance(x, Loop))
+    (t,) = rounds.indices
+    inner = next((x for x in rounds.body if isinstance(x, Loop)), None)
+    if inner is not None:
+        raise refused(ValueError, "a loop inside rounds that store rows (only .reference(...) runs this)", inner.line)
+    if t.stack or t.is_paged or rounds.start is not None or rounds.stop is not None or loop.looked_up:
+        raise refused(ValueError, "rounds that store rows go along all rows of an array, without start=, stop= and pages "
+                                  "(only .reference(...) runs others)", rounds.line)
+    made = Recurrence(loop, rounds, t, next((x for x in loop.indices if not x.stack), None),
+                      [x for x in loop.indices if x.stack])
+    for store in made.stores:
+        if store.only is not None or store.read is not None:
+            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is added to, or stored within once(...), "
+                                      "by rounds that store rows (only .reference(...) runs this)", store.line)
+    _unify(made)
+    for x in values_of(made):
+        made.uses[x] = made.uses.get(x, 0)
+        for y in x.args:
+            made.uses[y] = made.uses.get(y, 0) + 1
+    for root in (*(store.value for store in made.stores), *(c.out for c in rounds.carried)):
+        made.uses[root] = made.uses.get(root, 0) + 1
+    return made
+
+
+def _unify(of: Recurrence) -> None:
+    """Values that are made alike become one."""
+    known, found = dict[Any, Value](), dict[Value, Value]()
+
+    def one(x: Value) -> Value:
+        if x not in found:
+            x.args = tuple(map(one, x.args))
+            data = (x.data[0].name, *map(id, x.data[1])) if x.op == "load" else x.data
+            key = id(x) if x.op in ("carried", "after") else (x.op, *map(id, x.args), *map(id, x.dims), data)
+            found[x] = known.setdefault(key, x)
+        return found[x]
+
+    for store in of.stores:
+        store.value = one(store.value)
+    for c in of.rounds.carried:
+        c.out = one(c.out)
+
+
+def values_of(of: Recurrence) -> Iterator[Value]:
+    """All values that results and cells are made of, each once."""
+    pending = [*(store.value for store in of.stores), *(y for c in of.rounds.carried for y in (c.out, c.init))]
+    seen = set[Value]()
+    while pending:
+        x = pending.pop()
+        if x not in seen:
+            seen.add(x)
+            yield x
+            pending += x.args
+
+
+def without_casts(x: Value) -> Value:
+    while x.op == "cast":
+        x = x.args[0]
+    return x
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps of a recurrence's round, and their order.
+
+@dataclass(eq=False)
+class RoundStep:
+    """What stands in a round: lines that make ``names`` after the steps that it ``needs``. ``is_product``: it is under way
+    until a wait; ``onto``: the step whose accumulators it adds to; ``puts`` and ``takes``: places of shared memory."""
+
+    names: tuple[str, ...]
+    lines: list[str]
+    needs: list[RoundStep]
+    is_product: bool = False
+    onto: RoundStep | None = None
+    puts: str = ""
+    takes: tuple[str, ...] = ()
+
+
+class RoundSchedule:
+    """The order of steps: `ordered` has the lines of a round. ``meeting``: the line where the warpgroups meet."""
+
+    def __init__(self, steps: list[RoundStep], meeting: str):
+        self.steps, self.meeting = steps, meeting
+        self.flying: list[RoundStep] = []              # products that nothing has waited for, the oldest first
+        self.unmet: set[str] = set()                   # places that are written since the warpgroups have met
+        self.has_met = False                           # since the round before has read what was there
+        self.done: set[RoundStep] = set()
+
+    def ordered(self) -> list[str]:
+        lines, left = list[str](), list(self.steps)
+        while left:
+            ready = [x for x in left if all(y in self.done for y in x.needs)]
+            step = min(ready, key=lambda x: (self._rank(x), self.steps.index(x)))
+            lines += self._begun(step)
+            left.remove(step)
+        return [*lines, *self._waited(0)]
+
+    def _awaited(self, step: RoundStep) -> list[RoundStep]:
+        """Products that it waits for: it may add to one that is under way."""
+        return [x for x in step.needs if x in self.flying and not (step.is_product and x is step.onto)]
+
+    def _rank(self, step: RoundStep) -> tuple[int, int]:
+        awaited = self._awaited(step)
+        if awaited:
+            return 3, max(map(self.flying.index, awaited))
+        return (0 if step.is_product and self.unmet.isdisjoint(step.takes) else 2 if step.is_product else 1), 0
+
+    def _begun(self, step: RoundStep) -> list[str]:
+        lines, awaited = list[str](), self._awaited(step)
+        if awaited:
+            lines += self._waited(len(self.flying) - 1 - max(map(self.flying.index, awaited)))
+        if not self.unmet.isdisjoint(step.takes) or (step.puts and not self.has_met):
+            self.has_met = True
+            lines.append(self.meeting)
+            self.unmet.clear()
+        self.done.add(step)
+        if step.puts:
+            self.unmet.add(step.puts)
+        if not step.is_product:
+            return [*lines, *step.lines]
+        if step.onto is not None and step.onto in self.flying:
+            self.flying.remove(step.onto)
+        self.flying.append(step)
+        return [*lines, "wgmma_fence()", *step.lines, "wgmma_commit()"]
+
+    def _waited(self, pending: int) -> list[str]:
+        """``pending``: how many may stay under way."""
+        if len(self.flying) <= pending:
+            return []
+        names = ", ".join(name for step in self.flying for name in step.names)
+        count = sum(len(step.names) for step in self.flying)
+        del self.flying[:len(self.flying) - pending]
+        given = f"({names},)" if count == 1 else f"({names})"
+        return [f"{given if count == 1 else names} = wgmma_wait({pending}, {given})"]

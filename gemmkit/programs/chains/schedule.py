@@ -7,7 +7,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,10 @@ class ScheduleChoice:
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
     ordered: bool = False
     shared: dict[Value, int] = field(default_factory=dict)     # offsets of computed values, which have two places each
-    turns_at: int = 0                  # the offset of the barriers of turns
+    adding: int = 0                    # stages of what rounds add to an array, their offsets, and that of their barriers
+    added_at: int = 0
+    added_bytes: int = 0
+    added_barriers: int = 0
     kernel: str = ""
     unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
     half_of: Callable[[Any], int] = field(default=lambda dim: 0, repr=False)       # `Chain.half_of`
@@ -460,10 +463,16 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
 
     shared = {x: 4 * in_steps(choice.size(x.dims[0])) * in_lines(choice.size(x.dims[1])) for x in shared_of(chain)}
 
-    def needed() -> int:
-        return (sum(out_bytes.values()) + sum(shared.values()) + 2 * kernel.barriers + PATTERN
+    choice.added_bytes = sum(4 * choice.size(chain.index) * in_lines(2 * choice.size(d.dims[1])) // 2
+                             for x in chain.added for d in x.args)
+
+    def needed() -> int:                               # results leave from where rounds have had what they add
+        outgoing = max(sum(out_bytes.values()), choice.adding * choice.added_bytes)
+        return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN
                 + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
 
+    choice.adding = 2 * bool(chain.added)
+    choice.adding -= bool(chain.added) and needed() > bound
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
@@ -476,9 +485,10 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
         first = memory.take(choice.stages[ring] * choice.stage_bytes(ring), PATTERN)
         for block in ring.blocks:
             choice.offsets[block], first = first, first + choice.block_bytes(block) * (not ring.in_turn)
-    choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
+    first = choice.added_at = memory.take(max(sum(out_bytes.values()), choice.adding * choice.added_bytes), PATTERN)
+    choice.outs = dict(zip(out_bytes, itertools.accumulate((first, *out_bytes.values()))))
     choice.shared = {x: memory.take(nbytes, PATTERN) for x, nbytes in shared.items()}
-    choice.turns_at = memory.take(kernel.barriers * choice.ordered)
+    choice.added_barriers = memory.take(kernel.barriers * choice.adding)
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes
     if memory.nbytes > bound:
@@ -507,68 +517,6 @@ def _columns(chain: Chain, name: str) -> int:
     store = next(store for store in chain.stores if store.parameter.name == name)
     columns = int(store.parameter.shape[-1])
     return chain.half_of(Axis(columns)) or columns
-
-
-# --------------------------------------------------------------------------------------------------
-# The order of tiles that get longer with their rows: a section's longest first, and blocks take them there and back.
-#
-# A block's n-th tile is in the n-th row of tiles as blocks take them; every other row is taken from its end. So a block
-# that had the longest tile of one row has the shortest of the next. A section is as many of a stack as are taken side by
-# side: few share the L2 cache, many are balanced. Of 64 causal heads of 4096 rows on 132 multiprocessors the block that
-# takes longest takes, of the mean:
-#
-# | section | fixed stride | there and back |
-# |---|---|---|
-# | head after head | 1.12 | 1.03 |
-# | 12 heads, whose K and V are 24 MB | 1.18 | 1.20 |
-# | **11 heads** | 1.10 | **1.014** |
-# | 22 heads | 1.04 | 1.007 |
-# | all | 1.06 | 1.001 |
-#
-# Operands that L2 has no room for come from memory again for every row of tiles, but for blocks that take the same matrix
-# at once. Of 512 heads of 512 rows a section of 256 took 147 us, and one of 66 takes 103 (H100): 132 blocks had a head each.
-# So a section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66
-# heads of 4 tiles on 132 blocks.
-
-OVERHEAD = 0.5                         # of a tile, in blocks of keys
-L2 = 24 << 20                          # bytes of operands that a section may have
-CROWDED = 0.1                          # time more where the operands of a section are twice as large as what L2 has for them
-MISSED = 256                           # rows of a tile for which memory brings operands as fast as it multiplies them
-MOST_SECTIONS = 8                      # of which all lengths are candidates
-
-
-def section_of(count: int, tiles: int, nbytes: int, blocks: int, rows: int) -> int:
-    """How many of a stack of ``count``, of so many ``tiles`` of ``rows`` and ``nbytes`` of operands each, are a section on
-    ``blocks``.
-
-    >>> section_of(64, 32, 2 << 20, 132, 128), section_of(2, 32, 2 << 20, 132, 128), section_of(512, 4, 2 << 17, 132, 128)
-    (11, 2, 66)
-    """
-    fits = max(1.0, L2 / max(1, nbytes))
-    most = max(1, min(count, int(count / fits) + 1, MOST_SECTIONS))
-    even = 2 * blocks // math.gcd(2 * blocks, tiles)
-    fitting = -(-count // max(1, int(fits)))           # sections
-    sizes = {-(-count // sections) for sections in (*range(1, most + 1), fitting)} | {even * max(1, int(fits) // even)}
-
-    def time(size: int) -> float:
-        crowded = CROWDED * max(0.0, size / fits - 1)
-        missed = max(0.0, MISSED / rows * min(1.0, size / blocks) - 1) if size > fits else 0.0
-        return imbalance(count, tiles, size, blocks) * (1 + crowded + missed)
-
-    sizes = {size for size in sizes if size <= count}
-    return max(sizes) if len(sizes) == 1 else min(sorted(sizes, reverse=True), key=time)
-
-
-@functools.lru_cache(maxsize=4096)
-def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
-    """The time of the block that takes longest, of the mean."""
-    parts = [min(section, count - first) for first in range(0, count, section)]
-    lengths = np.concatenate([np.repeat(np.arange(rows, 0, -1), part) for part in parts]) + OVERHEAD
-    table = np.zeros((-(-len(lengths) // blocks), blocks))
-    table.flat[:len(lengths)] = lengths
-    table[1::2] = table[1::2, ::-1]
-    times = table.sum(0)
-    return float(times.max() / times.mean())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -652,6 +600,12 @@ class ChainOrder:
     late: set[Value] = field(default_factory=set)
     zero: set[Value] = field(default_factory=set)
     lags: bool = False
+    left: Value | None = None          # the round's last product, which runs on into the next one
+
+    @property
+    def lagging(self) -> list[RingPlace]:
+        """Whose stages are released a round later."""
+        return [event.ring for event in self.after if isinstance(event, ChainRelease) and event.before]
 
 
 def ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:
@@ -692,7 +646,7 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
             out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
         stages = {ring.in_turn: n for ring, n in choice.stages.items()}.get(True, 0)
         out.round = arrange(chain.body, places, {}, turns=choice.turns, stages=stages)
-        return out
+        return _leaving(out, choice) if chain.added else out
     out.late = late
     first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
     through = {c.inside: c.out for c in chain.carried if c.out in late}
@@ -704,6 +658,22 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
         out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
     out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
     out.after = arrange(last, places, {})
+    return out
+
+
+def _leaving(out: ChainOrder, choice: ScheduleChoice) -> ChainOrder:
+    """Rounds whose last product, of what is in shared memory, is over when the next one's first is."""
+    first, last = (next((n for n in way if isinstance(out.round[n], ChainWait)), 0)
+                   for way in (range(len(out.round)), reversed(range(len(out.round)))))
+    wait, head, rest = out.round[last], out.round[first], out.round[last + 1:]
+    rings = [event.ring for event in rest if isinstance(event, ChainRelease)]
+    if (not isinstance(wait, ChainWait) or not isinstance(head, ChainWait) or first == last or len(rings) < len(rest)
+            or len(wait.over) != 1 or wait.over[0].args[0].op != SHARED or min(choice.stages[ring] for ring in rings) < 2):
+        return out
+    out.left, before = wait.over[0], [ChainRelease(ring, True) for ring in rings]
+    out.round = [*out.round[:first], ChainWait(head.pending, (*wait.over, *head.over), head.flying), *before,
+                 *out.round[first + 1:last]]
+    out.after = [wait, *before]
     return out
 
 

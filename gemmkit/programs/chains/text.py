@@ -54,7 +54,7 @@ from gemmkit.programs.chains.schedule import (
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
-from gemmkit.programs.sums import TURNS, TurnKeeper
+from gemmkit.programs.sums import TURNS, Adder, handed_on
 from gemmkit.programs.text import EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
@@ -81,6 +81,7 @@ class Consumer(Role):
     left: list[Value] = field(default_factory=list)                # of what is computed together
     done: set[Value] = field(default_factory=set)                  # of it, before its turn
     parts: set[Value] = field(default_factory=set)                 # exponents of it whose operands have names
+    met: set[str] = field(default_factory=set)         # of what is in shared memory, what warpgroups have met about
     is_whole: bool = False             # whether all places of what is computed are there
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
@@ -143,7 +144,7 @@ class Consumer(Role):
             lines = f"{self.chain.extent_of(rows)} - {self.of_tile(rows)}"
             self.put(f"{name}.put({self.name(x.args[0])}, at_{name}, group, {lines})")
         elif x.op == ADDED:
-            self.add(x)
+            self.put(*handed_on(self.chain, self.choice, x, self.name(x.args[0])))
         elif self.is_rescaled(x):
             asked = self.rare.get(self.chain.factors[x.args[1]]) or f"rescales({self.name(x.args[1])})"
             self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
@@ -158,20 +159,6 @@ class Consumer(Role):
                     self.lower(part.args[2], guarded)
             if x not in self.done:
                 self.put(f"{self.name(x)} = {self.applied(x)}")
-
-    def add(self, x: Value) -> None:
-        """A product's part to the array that tiles add to, in their order."""
-        store, (d,) = x.data, x.args
-        name, n, (rows, columns) = store.parameter.name, self.chain.index.name, self.choice.part(self.chain, d)
-        origin = f"{n}_origin + " if self.chain.index.piece is not None else ""
-        stacks = [self.of_tile(stack) for stack in self.chain.own_stacks[::-1]]
-        row, column = (f"{n} + group * {rows}", "0") if rows else (n, f"carried(group * {columns})")
-        if self.choice.ordered:
-            self.put("ring_turns.wait(at_turns)")
-        part = f"{origin}{row}, {column}, {origin}{self.chain.stop}, {store.parameter.shape[-1]}, ({listed(stacks)})"
-        self.put(f"out_{name}.store({self.name(d)}, {name}, WarpgroupPart({part}), group)")
-        if self.choice.ordered:
-            self.put("ring_turns.release(at_turns.stage)", "at_turns = ring_turns.advance(at_turns)")
 
     def advance_round(self) -> None:
         for x in self.choice.shared:
@@ -324,15 +311,15 @@ class Consumer(Role):
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             ChainStart: lambda e: self.start(e, part is self.order.before and self.order.lags), ChainWait: self.wait,
             ChainRelease: self.release, Anchor: self.anchor}
-        self.rare = {}
+        self.rare, self.met = {}, set()
         for event in part:
             if isinstance(event, Compute):
                 self.compute_all(event.values, guarded)
             else:
                 print_of[type(event)](event)
         self.move(part)
-        if self.order.lags and part is not self.order.after:
-            for ring in [event.ring for event in part if isinstance(event, Full)]:
+        if part is not self.order.after:
+            for ring in [event.ring for event in part if isinstance(event, Full) and event.ring in self.order.lagging]:
                 self.put(f"before_{ring.name}, at_{ring.name} = at_{ring.name}, ring_{ring.name}.advance(at_{ring.name})")
 
     def full(self, event: Full) -> None:
@@ -344,7 +331,11 @@ class Consumer(Role):
 
     def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
-        self.put(*(f"{self.name(d.args[0])}.meet()" for d in event.products if d.args[0].op == SHARED), "wgmma_fence()")
+        met = [self.name(d.args[0]) for d in event.products if d.args[0].op == SHARED]
+        met = [name for name in met if name not in self.met]
+        self.met.update(met)
+        cleared = [f"out_{x.data.parameter.name}.clear()" for x in self.chain.added if met and self.choice.outs]
+        self.put(*cleared, *(f"{name}.meet()" for name in met), "wgmma_fence()")
         for d in event.products:
             name, product, b = self.name(d), self.product(d), self.places.blocks[d, 1].ring.name
             a = self.places.blocks.get((d, 0))
@@ -354,8 +345,9 @@ class Consumer(Role):
             last, half = f"{at}, {int(not fresh)}", "_half" if self.chain.half_of(d.dims[1]) else ""
             group = self.chain.group_of(d)
             if d.args[0].op == SHARED:
-                how = "apart" if self.choice.part(self.chain, d)[0] else "half"
-                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, 0)")
+                how = "half" if d.dims[0] is self.chain.index and not self.choice.part(self.chain, d)[0] else "apart"
+                self.put(f"{name} = {product}.multiply_{how}({sums}, at_{self.name(d.args[0])}, {at}, group, "
+                         f"{int(not fresh)})")
             elif a is None:
                 last = f"group, {last}" if half else last
                 self.put(f"{name} = {product}.multiply{half}({sums}, {self.name(d.args[0])}, {last})")
@@ -375,7 +367,9 @@ class Consumer(Role):
 
     def release(self, event: ChainRelease) -> None:
         name = event.ring.name
-        if event.before:
+        if event.before and self.order.left:           # but for the first round
+            self.put(f"if before_{name}.stage != at_{name}.stage:", f"    ring_{name}.release(before_{name}.stage)")
+        elif event.before:
             self.put(f"ring_{name}.release(before_{name}.stage)")
         else:
             self.put(f"ring_{name}.release(at_{name}.stage)", f"at_{name} = ring_{name}.advance(at_{name})")
@@ -408,6 +402,7 @@ class Consumer(Role):
                 self.fill(c)
         for ring in self.places.lone():
             self.put(f"ring_{ring.name}.wait(at_{ring.name})")
+        self.put(*(f"before_{ring.name} = at_{ring.name}" for ring in self.order.lagging if self.order.left))
 
     def begin_again(self) -> None:
         for c in self.chain.carried:
@@ -449,6 +444,8 @@ class Consumer(Role):
         if self.chain.piece is not None:
             origin = self.of_tile(rows, "origin")
             first, end = f"{origin} + {first}", f"{origin} + {self.of_tile(rows, 'count')}"
+        added = [x.data.parameter.name for x in self.chain.added if self.choice.outs]
+        self.put(*(f"out_{name}.leave(ring_added, at_added)" for name in added))
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
@@ -491,7 +488,7 @@ IMPORTS = [
     ("gemmkit.ptx.wgmma", "anchor"), ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.arithmetic", "fma"),
     *(("gemmkit.ptx.barriers", name) for name in ("atomic_add", "await_counter", "cluster_barrier", "cluster_rank")),
     ("gemmkit.kernels.collectives.pipeline", "WARPS"),
-    *(("gemmkit.programs.sums", name) for name in ("AddedOut", "ComputedTile")),
+    ("gemmkit.programs.collectives", "ComputedTile"), ("gemmkit.programs.sums", "AddedOut"),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
@@ -500,8 +497,8 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "place",
-         "room", "section", "slot", "turns", "values", "which", "with_rows")
+TAKEN = ("add", "begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "own",
+         "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -592,9 +589,9 @@ class ChainPrinter:
             lines.append(f"ring_{ring.name} = Pipeline(stages={self.choice.stages[ring]}, "
                          f"offset={self.choice.barriers[ring]}, full_arrivals=1, "
                          f"empty_arrivals={self.choice.warpgroups * readers}{more})")
-        if self.choice.ordered:
-            lines.append(f"ring_turns = Pipeline(stages=1, offset={self.choice.turns_at}, full_arrivals=1, "
-                         f"empty_arrivals={4 * self.choice.warpgroups}, readers=WARPS)")
+        if self.chain.added:
+            lines.append(f"ring_added = Pipeline(stages={self.choice.adding}, offset={self.choice.added_barriers}, "
+                         f"full_arrivals=1, empty_arrivals={4 * self.choice.warpgroups}, readers=WARPS)")
         return lines
 
     def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
@@ -611,19 +608,22 @@ class ChainPrinter:
         read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
         takes_all = [name for name in arguments if name not in takes_maps and name != TURNS]
-        turns, takes_turns = ["turns"] if self.choice.ordered else [], ["sizes", *read, *asked, TURNS]
-        keeper = TurnKeeper(self.chain, self.places, self.choice, self.order, self.ranges, False)
+        added = [x.data.parameter.name for x in self.chain.added]
+        takes_all = [name for name in takes_all if name not in added]
+        adds = ["added"] if added else []
+        taken = ["sizes", *read, *asked], added, [TURNS] * self.choice.ordered
+        adder = Adder(self.chain, self.places, self.choice, self.order, self.ranges, False)
         cluster = self.choice.cluster
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
         producer = ProducerRole(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
         producer.tiles()
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
-                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *turns)),
-                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not turns),
+                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds)),
+                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not self.choice.ordered),
                 "    if group == 0:", "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
-                *keeper.called(takes_turns), "    else:",
+                *adder.called(*taken), "    else:",
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
@@ -631,15 +631,15 @@ class ChainPrinter:
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
-                *producer.lines, "", "", *keeper.text(takes_turns),
+                *producer.lines, "", "", *adder.text(*taken),
                 f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
                 '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> '
                 'global."""',
                 "    zero, column = thread_index() * 0, own_column()",
                 *(f"    at_{name} = Slot(zero, zero)"
-                  for name in (*(ring.name for ring in rings), *map(consumer.name, self.choice.shared), *turns)),
+                  for name in (*(ring.name for ring in rings), *map(consumer.name, self.choice.shared), *adds)),
                 *(["    turns.give_first(group)"] if self.choice.turns else []), *scalar_lines(consumer), *consumer.lines,
-                *(f"    out_{name}.finish()" for name in self.outs)]
+                *(f"    out_{name}.finish()" for name in self.outs if name not in added)]
 
     # -- the text -----------------------------------------------------------------------------------------------------
 
@@ -703,7 +703,7 @@ class ChainPrinter:
             if name in said:
                 continue
             said.add(name)
-            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], d.args[0].op == SHARED
+            a, b, added = places.blocks.get((d, 0)), places.blocks[d, 1], d.dims[0] is chain.index
             how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
             how += f", first={d.data.first}, length={d.data.length}" if isinstance(d.data, ProductPart) else ""
             turned = d.args[1].op == "transpose"       # a block in its stage may have more columns than a product of it
@@ -711,8 +711,9 @@ class ChainPrinter:
             taken = choice.part(chain, d)[1] if added else taken
             if taken < choice.held(b)[1] and not isinstance(d.data, ProductPart):
                 how += f", {'length' if turned else 'width'}={taken}"
-            if added:
-                lines.append(f"{name} = {plain}({consumer.name(d.args[0])}, {b.name}_tile, a_transposed=True{how})")
+            if d.args[0].op == SHARED:
+                how = ", a_transposed=True" * added + how
+                lines.append(f"{name} = {plain}({consumer.name(d.args[0])}, {b.name}_tile{how})")
             elif a is None:
                 lines.append(f"{name} = {handed}({b.name}_tile{how})")
             else:
@@ -727,6 +728,11 @@ class ChainPrinter:
             if out.kind == "TmaOut":
                 lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={columns}, "
                              f"o_offset={choice.outs[name]}{stacks})")
+            elif out.kind == "AddedOut":
+                rows_of = choice.blocks[chain.index.name]
+                lines.append(f"out_{name} = AddedOut({out.dtype.name!r}, lines={rows_of}, columns={columns}, "
+                             f"offset={choice.added_at}, stage_bytes={choice.added_bytes}"
+                             f", stacks={len(chain.own_stacks)}{', packed=True' * (chain.index.piece is not None)})")
             elif out.kind == "DirectOut":
                 lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs})")
             else:

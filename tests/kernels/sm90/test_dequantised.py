@@ -14,12 +14,12 @@ from gemmkit import epilogues
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.sm90.dequantised import DequantisingMainloop
 from gemmkit.lang.functions import freeze_array
-from gemmkit.layouts import ColMajor
+from gemmkit.layouts import ColMajor, GroupQuantised, InterleavedColumns
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import QuantisedTranspose, dequantise
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.ahead import compiled_kernel, recorded
-from gemmkit.ptx.registers import dequantise_bytes, zero_words
+from gemmkit.ptx.registers import as_float8, dequantise_bytes, float8_table, zero_words
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
@@ -28,7 +28,7 @@ from gemmkit.tuning import sm90
 from tests.kernels.test_quantised_kernel import BF16, F16, F32, at, expected, weights
 from tests.ptx_machine.launch import run_ptx
 from tests.support.harness import Out, aligned, compiled, emulated, on_device
-from tests.support.machines import MACHINES, on_machines, poison, whole
+from tests.support.machines import E4M3, E5M2, MACHINES, on_machines, poison, whole
 
 EMULATOR = MACHINES["emulator"]
 TILES: dict[str, dict[str, Any]] = {
@@ -49,7 +49,8 @@ def transposed(machine: Any, x: np.ndarray, b: Matrix, **mapping: Any) -> np.nda
     of_b: Any = at(machine, b)
     layout, dtype = QuantisedTranspose(of_b.layout), x.dtype
     out = machine.array(poison((x.shape[0], b.shape[1]), F32))
-    conf = gk.get_config(operator=WGMMAOp(mapping["block_shape"].size.N, dtype=dtype), global_a_layout=layout,
+    operator = WGMMAOp(mapping["block_shape"].size.N, dtype=dtype, promote=128 if dtype == E4M3 else 0)
+    conf = gk.get_config(operator=operator, global_a_layout=layout,
                          global_b_layout=ColMajor(dtype), global_d_layout=ColMajor(F32), device=H100, **mapping)
     with machine.session():
         a, d = machine.array(x), out.T
@@ -90,6 +91,32 @@ def test_groups(machine: Any, group: int, dtype: Any, rng: np.random.Generator) 
     check(machine, rng, (5, 64, k), group, False, dtype, **TILES["one"])
 
 
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("tile", [*TILES])
+def test_float8(machine: Any, tile: str, symmetric: bool, rng: np.random.Generator) -> None:
+    """A stage is 128 elements along K, and its sums are scaled: K of one group, of several, and of stages in a group."""
+    mapping = {**TILES[tile], "block_shape": Tile(M=TILES[tile]["block_shape"].size.M, N=TILES[tile]["block_shape"].size.N, K=128)}
+    large = (33, 1040, 4096) if tile == "workspace" else (257, 4112, 4096)
+    for sizes, group in [((21, 144, 384), 128)] if machine.emulated else [((5, 64, 128), 128), ((19, 80, 768), 384), (large, 128)]:
+        check(machine, rng, sizes, group, symmetric, E4M3, **mapping)
+
+
+@on_machines
+def test_float8_scales_sums_in_float32(machine: Any, rng: np.random.Generator) -> None:
+    """Numbers that are not whole: as close to float64 as sums of 128 in tensor cores are."""
+    m, n, k = 24, 64, 1024
+    b, x = weights(rng, k, n, 4, 128, False, E4M3), rng.standard_normal((m, k)).astype(E4M3)
+    layout: Any = b.layout
+    layout.scales[:] = (rng.standard_normal(layout.scales.shape) * 3).astype(F16)
+    out = machine.array(poison((m, n), F32))
+    with machine.session():
+        gk.matmul(machine.array(x), at(machine, b), out=out)
+    wide, exact = x.astype("f8"), dequantise(b).astype("f8")
+    assert (np.abs(machine.numpy(out) - wide @ exact) <= 2.0**-12 * (np.abs(wide) @ np.abs(exact))).all()
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_a_weight_is_the_one_of_the_other_kernel(dtype: Any, rng: np.random.Generator) -> None:
     """Rounded to float16, and then to bfloat16."""
@@ -113,11 +140,12 @@ def dequantises(plan: Any) -> bool:
 
 @pytest.mark.sample(2)
 @on_machines
-@pytest.mark.parametrize(("m", "n", "k", "group"), [(33, 64, 128, 128), (65, 136, 64, 32), (257, 48, 192, 64)])
-def test_a_call_takes_it(machine: Any, m: int, n: int, k: int, group: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("m", "n", "k", "group", "dtype"), [
+    (33, 64, 128, 128, F16), (65, 136, 64, 32, F16), (257, 48, 192, 64, F16), (1, 64, 128, 128, E4M3), (70, 48, 256, 256, E4M3)])
+def test_a_call_takes_it(machine: Any, m: int, n: int, k: int, group: int, dtype: Any, rng: np.random.Generator) -> None:
     """With an epilogue that sees columns, a result of another type, and other weights by the same plan."""
-    b, other = (weights(rng, k, n, 4, group, True) for _ in "ab")
-    x, bias = whole(rng, (m, k), F16, 2), whole(rng, (n,), F32)
+    b, other = (weights(rng, k, n, 4, group, True, dtype) for _ in "ab")
+    x, bias = whole(rng, (m, k), dtype, 2), whole(rng, (n,), F32)
     out = machine.array(poison((m, n), F16))
     with machine.session():
         given, first, second = machine.array(x), at(machine, b), at(machine, other)
@@ -144,6 +172,31 @@ def test_what_it_does_not_take_is_right(case: str, rng: np.random.Generator) -> 
     with gk.emulate():
         gk.matmul(x, b, c, out=out, **more)
     assert np.array_equal(out, expected(x, b) * (2 if more else 1) + (0 if c is None else c))
+
+
+@pytest.mark.parametrize("case", ["columns", "zero points", "C", "a transform", "rows of x by columns", "a stack", "fast", "FPU",
+                                  "left", "x of 16 bits", "an interleaved one"])
+def test_float8_is_refused_where_no_kernel_scales_sums(case: str, rng: np.random.Generator) -> None:
+    """Any other kernel would round (q - zero) * scale to 8 bits."""
+    n = 36 if case == "columns" else 40 if case == "zero points" else 64
+    b, x = weights(rng, 256, n, 4, 128, case != "zero points", E4M3), whole(rng, (64, 256), E4M3, 2)
+    c = whole(rng, (64, n), F32) if case == "C" else None
+    more: dict[str, Any] = {"a transform": dict(transform_global_to_shared_a=gk.transforms.Map(lambda x: x + x)),
+                            "fast": dict(precision="fast"), "FPU": dict(operator=gk.operators.FPUOp())}.get(case, {})
+    x = {"rows of x by columns": np.asfortranarray(x), "a stack": np.stack((x, x)), "x of 16 bits": x.astype(F16)}.get(case, x)
+    said = {"an interleaved one": "packed integers for products of float8", "x of 16 bits": "b has dtype float8"}
+    with gk.emulate(), pytest.raises((gk.ConfigError, TypeError), match=said.get(case, r"8-bit floats by integers of 4 bits are")):
+        if case == "left":
+            gk.matmul(b, whole(rng, (64, 8), E4M3), dtype=F32)
+        else:
+            gk.matmul(x, InterleavedColumns(b, b) if case == "an interleaved one" else b, c, dtype=F32, **more)
+
+
+@pytest.mark.parametrize("fields", [dict(group=64), dict(bits=2), dict(dtype=E5M2)], ids=repr)
+def test_weights_that_float8_does_not_hold(fields: dict[str, Any]) -> None:
+    given = {**dict(dtype=E4M3, bits=4, group=128), **fields}
+    with pytest.raises(gk.ConfigError, match="with 8-bit floats go float8_e4m3fn, 4 bits and a group that is a multiple of 128"):
+        GroupQuantised(given["dtype"], np.ones((1, 64), F16), given["bits"], given["group"])
 
 
 def test_views(rng: np.random.Generator) -> None:
@@ -227,6 +280,29 @@ def test_dequantise_bytes(run: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(out.view(F16).reshape(wanted.shape), wanted, equal_nan=True)
 
 
+def as_floats(out: Any, words: Any, zeros: Any) -> None:
+    """A thread's words, of which it takes half t % 2, by two zero points in turn."""
+    t = thread_index()
+    found = as_float8((words[t, 0], words[t, 1], words[t, 2], words[t, 3]), t % 2, (float8_table(zeros[t, 0]), float8_table(zeros[t, 1])))
+    out[t, 0], out[t, 1], out[t, 2], out[t, 3] = found[0], found[1], found[2], found[3]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("run", [emulated, pytest.param(interpreted, marks=pytest.mark.compile),
+                                 pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "ptx", "gpu"])
+def test_as_float8(run: Any, rng: np.random.Generator) -> None:
+    """All integers in all eight places, with all zero points."""
+    threads = 256
+    t = np.arange(threads)
+    words = np.stack([np.uint32(0x76543210) + np.uint32(0x11111111) * np.uint32(n) for n in range(4)])[None] ^ (
+        rng.integers(0, 2**32, (threads, 4), np.uint32) & np.where(t % 4 < 2, 0, 0xFFFFFFFF).astype(np.uint32)[:, None])
+    zeros = np.stack([t // 16, t % 16], 1).astype(np.uint32)
+    places = 4 * np.arange(4, dtype=np.uint32) + (16 * (t % 2)).astype(np.uint32)[:, None, None]
+    wanted = (words[..., None] >> places & 15).astype(int) - np.tile(zeros.astype(int), 2)[..., None]
+    (out,) = run(as_floats, Out((threads, 4), np.uint32), words, zeros, threads=threads)
+    assert np.array_equal(out.view(E4M3).reshape(wanted.shape).astype(int), wanted)
+
+
 # -- machine code ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.kin(1)
@@ -261,3 +337,21 @@ def test_code_of_all_tiles(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.ra
     assert found.problem.config.block_shape.size.M == one.M
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
     assert not made.assembled.warnings
+
+
+@pytest.mark.kin(1)
+@pytest.mark.compile
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED_FLOAT8 if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
+def test_code_of_float8(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Nothing is spilled, no wgmma waits for another, and eight weights take fifteen instructions at most."""
+    monkeypatch.setattr(sm90, "DEQUANTISED_FLOAT8", (one,))
+    b, x = weights(rng, 1024, 512, 4, 128, True, E4M3), np.ones((one.N, 1024), E4M3)
+    (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N, 512), BF16)), H100)
+    made = compiled_kernel(found, H100)
+    assert found.problem.config.block_shape.size.M == one.M
+    assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
+    assert not made.assembled.warnings
+    counts, words = made.instructions, 16 * 2                  # pairs of words of a stage: in the loop, and half before it
+    assert made.instructions["QGMMA"] == 4
+    assert sum(count for of, count in counts.items() if of.split(".")[0] == "PRMT") <= 7 * words + 10
