@@ -195,6 +195,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)
     if a.dtype == F64:
         listed = _storing(listed, tables.DOUBLES_STORED, asked)
+        if tensor_cores(F64, F64, device) is None:                  # the ordinary units' lanes are 8 x 4, or 4 x 8
+            listed = tuple(one for one in listed if all(n & n - 1 == 0 for n in one.warp))
     streams = given is None and a.dtype in STREAMING and _are_copied(a, b, fields)
     found = fastest(listed, a, b, sizes, device, products, streams, fields.get("splits"))
     if found is None:
