@@ -430,6 +430,11 @@ class CapturesType(types.Type):
         self.members = members
         super().__init__("captures(" + ", ".join(f"{k}: {t}" for k, t in members.items()) + ")")
 
+    @property
+    def key(self) -> Any:
+        """The types themselves: names of two closures may be alike."""
+        return tuple(self.members.items())
+
     def known_attribute(self, name: str) -> Any:
         """What is known before types are inferred (:mod:`gemmkit.lang.passes`)."""
         return of_type(self.members[name])

@@ -465,7 +465,8 @@ class PiecePrinter(Printer):
         self.put(depth + 1, *self.next_lines(self.following))
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index, self.ring(ring), self.slot(ring)
-            self.put(depth + 1, f"{k.name} = 0 * tile", f"while {k.name} < {self.end_of(k)}:", f"    {name}.wait({slot})",
+            self.put(depth + 1, f"{k.name} = 0 * tile", f"while {k.name} < {self.end_of(k)}:",
+                     f"    {name}.wait({slot})", "    named_barrier(group + 1, 128)",   # a warp a ring behind never wakes
                      f"    {name}.release({slot}.stage)", f"    {slot} = {name}.advance({slot})",
                      f"    {k.name} = rolled({k.name} + {self.memory.blocks[k.name]})")
 

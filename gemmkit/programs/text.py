@@ -342,7 +342,7 @@ IMPORTS = [
     *(("gemmkit.ptx.special", name, ()) for name in ("block_x", "grid_x", "rolled", "thread_index", "udiv",
                                                  "uniform")),
     *(("gemmkit.ptx.wgmma", name, ()) for name in ("grid_launch_dependents", "grid_wait")),
-    *(("gemmkit.ptx.wgmma", name, ()) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
+    *(("gemmkit.ptx.wgmma", name, ()) for name in ("named_barrier", "wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 #: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {

@@ -494,3 +494,15 @@ def test_plain_functions_keep_their_types() -> None:
     alone, beside = types_in_a_process("without"), types_in_a_process("with")
     assert beside == alone
     assert alone["x + 1.0 of float32"] == alone["x * 2 of float32"] == "float64" and alone["x - 1 of int32"] == "int64"
+
+
+def test_captures_of_closures_with_names_alike_are_other_types() -> None:
+    """Texts of closures are cut to their last letters in names; Numba takes types of one key for one."""
+    from gemmkit.lang.functions import ClosureType
+    from gemmkit.lang.passes import CapturesType
+
+    inner = functions.device(lambda x: x)
+    nothing, number = CapturesType({}), CapturesType({"x": types_of_calls.int32})
+    one, other = (ClosureType(inner, f"{word}_part.<lambda>", word, of) for word, of in (("row", nothing), ("column", number)))
+    assert one.name == other.name and one != other
+    assert CapturesType({"f": one}) != CapturesType({"f": other})
