@@ -35,6 +35,7 @@ from torch.nn import functional as F
 
 import gemmkit.torch
 from bench import report
+from bench.turns import elapsed
 
 LAYERS, CONTEXT, STEPS, TURNS = 4, 2048, 20, 7
 TARGET_US = 20_000.0                   # of a turn
@@ -162,18 +163,8 @@ def captured(call: Call) -> Call:
 
 
 def timed(call: Call, count: int) -> float:
-    """Microseconds a call, on the GPU."""
-    if not torch.cuda.is_available():                  # a trial without a GPU: no measurement
-        begun = time.perf_counter()
-        call()
-        return (time.perf_counter() - begun) * 1e6
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(count):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / count * 1e3
+    """Microseconds a call, on the GPU. A trial without one is no measurement."""
+    return elapsed(call, "cuda", count) if torch.cuda.is_available() else elapsed(call, "cpu", 1)
 
 
 def in_turns(calls: dict[str, Call], turns: int) -> dict[str, float]:

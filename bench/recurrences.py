@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import gemmkit as gk
-from bench import report
 from bench.harness import WrongResult
+from bench.turns import command, elapsed
 from examples import recurrences
 
 Call = Callable[[], Any]
 HEADS, ROWS, WIDTH, BLOCK, GROUP = 16, 8192, 128, 64, 4
+WORKS = "linear attention", "state space", "delta rule"
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 CALLS, TURNS = 10, 9
 
@@ -169,15 +170,6 @@ def captured(call: Call, count: int) -> Call:
     return graph.replay
 
 
-def elapsed(call: Call) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3
-
-
 def error(found: Any, wanted: Any) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
@@ -199,7 +191,7 @@ def rows(work: str, dtype: Any, sizes: tuple[int, int, int] = (HEADS, ROWS, WIDT
         size, its_error = error(out, wanted), error(other, wanted)
         if not max(size, its_error) <= TOLERANCE[dtype]:
             raise WrongResult(f"{work} {kind}: errors of {size}, and of {peer} {its_error}")
-        times = [(elapsed(replay) / count, elapsed(its) / its_count) for _ in range(TURNS)]
+        times = [(elapsed(replay, "cuda", 1) / count, elapsed(its, "cuda", 1) / its_count) for _ in range(TURNS)]
         own, theirs = (statistics.median(x) for x in zip(*times))
         made.append(dict(work=work + more, dtype=kind, m=sizes[0] * sizes[1], n=sizes[2], k=sizes[2], layout="nn",
                          ours_us=round(own, 2), peer=peer, peer_us=round(theirs, 2), ratio=round(theirs / own, 4),
@@ -209,18 +201,15 @@ def rows(work: str, dtype: Any, sizes: tuple[int, int, int] = (HEADS, ROWS, WIDT
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.recurrences", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    parser.add_argument("--only", default="linear attention,state space,delta rule", help="works, with commas")
-    parser.add_argument("--rows", type=int, default=ROWS, help="of each head (fewer compile first)")
-    options = parser.parse_args(arguments)
-    path, made = report.results_path("recurrences", options.out), list[dict[str, Any]]()
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for dtype in (torch.float16, torch.bfloat16):
-        for work in options.only.split(","):
-            made += rows(work, dtype, (HEADS, options.rows, WIDTH))
-            report.write(report.document("recurrences", made, torch.cuda.get_device_name()), path)
-    return 0
+        for work in options.works or WORKS:
+            yield from rows(work, dtype, (HEADS, options.rows, WIDTH))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("recurrences", __doc__, measured, arguments, WORKS, add=lambda parser: parser.add_argument(
+        "--rows", type=int, default=ROWS, help="of each head (fewer compile first)"))
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ from gemmkit.programs.chains.monoids import Recurrence, RoundSchedule, RoundStep
 from gemmkit.programs.collectives import PATTERN, ROWS, StagedTile, in_steps
 from gemmkit.programs.mapping import Mapping, OutKind, Printed
 from gemmkit.programs.sums import LANES, MEETING, UnitLowerInverse
-from gemmkit.programs.text import JOINTS, SIGNS, name_of_stack, parts_of_stacks
-from gemmkit.programs.trace import COMPARISONS, CONNECTIVES, Carried, StoreStatement, Value
+from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack, parts_of_stacks
+from gemmkit.programs.trace import COMPARISONS, Carried, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown, unique
 from gemmkit.runtime.device import DeviceInfo
 
@@ -737,8 +737,7 @@ class ElementText:
     def _operation(self, x: Value) -> str:
         if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
             return self._compared(x)
-        if x.op == "cast" or x.op == EXTENT or x.op not in (*SIGNS, *JOINTS, *CONNECTIVES, *CALLS, "exp", "log", "neg",
-                                                            "where"):
+        if x.op == "cast" or x.op == EXTENT or x.op not in (*WRITTEN, *CALLS, "exp", "log"):
             what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
             raise self.printer.refusal(f"{what}; astype makes operands of products, and what else is computed is element by "
                                        "element", x.line)
@@ -749,19 +748,11 @@ class ElementText:
         args = [self.of(y) for y in x.args]
         if x.op in CALLS and x.op not in ("max", "abs"):
             args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
-        if x.op in SIGNS:
-            return f"{args[0]} {SIGNS[x.op]} {args[1]}"
-        if x.op in JOINTS:
-            return JOINTS[x.op].format(*args)
         if x.op == "exp":
             return f"exp2({args[0]} * {LOG2_E})"
         if x.op == "log":
             return f"(log2({args[0]}) * {LN_2})"
-        if x.op == "neg":
-            return f"-{args[0]}"
-        if x.op == "where":
-            return f"{args[1]} if {args[0]} else {args[2]}"
-        return f"{CALLS[x.op]}({', '.join(args)})"
+        return WRITTEN[x.op].format(*args) if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
 
     def _compared(self, x: Value) -> str:
         """Of places: what differs from element to element is a constant."""

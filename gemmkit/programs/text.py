@@ -41,6 +41,8 @@ from gemmkit.programs.values import Index, number_text, refused
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
 JOINTS = {"and": "{} and {}", "or": "{} or {}", "not": "not {}"}
+#: What all texts write alike, without brackets.
+WRITTEN = {op: f"{{}} {sign} {{}}" for op, sign in SIGNS.items()} | JOINTS | {"neg": "-{}", "where": "{1} if {0} else {2}"}
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", erf="math.erf",
              pow="math.pow", max="max", abs="abs")
 NEEDS = dict(tanh="math", sqrt="math", erf="math", pow="math", max="", abs="")
@@ -119,17 +121,11 @@ class ElementFunction:
             if is_converted(x, arg):
                 args[n] = f"convert(F32, {args[n]})"
                 self.needs.add("convert")
-        if x.op in SIGNS:
-            return f"{args[0]} {SIGNS[x.op]} {args[1]}"
-        if x.op in JOINTS:
-            return JOINTS[x.op].format(*args)
+        if x.op in WRITTEN:
+            return WRITTEN[x.op].format(*args)
         if x.op in CALLS:
             self.needs.add(NEEDS.get(x.op, x.op))
             return f"{CALLS[x.op]}({', '.join(args)})"
-        if x.op == "neg":
-            return f"-{args[0]}"
-        if x.op == "where":
-            return f"{args[1]} if {args[0]} else {args[2]}"
         if x.op == "finite":
             self.needs.add("math")
             return f"0.0 if {args[0]} == -math.inf else {args[0]}"

@@ -13,7 +13,7 @@ from gemmkit.programs.chains.algebra import Ranges, bounds_of
 from gemmkit.programs.chains.chain import BELOW, FILLED, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
 from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.lengths import PIECE, whole_text
-from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
+from gemmkit.programs.text import WRITTEN, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index, unique
 
@@ -21,7 +21,7 @@ CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqr
              finite="finite", fma="fma", difference="difference", erf="math.erf", pow="math.pow", abs="abs")
 EXACT = 2.0**24                        # whole numbers up to it are float32
 BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
-ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, *CALLED, BELOW, LOWERED, "neg", "where", "inside"})
+ELEMENTWISE = frozenset({*WRITTEN, *CALLS, *CALLED, BELOW, LOWERED, "inside"})
 
 
 def is_whole_number(x: Value) -> bool:
@@ -69,8 +69,7 @@ def scalar_text(x: Value, top: bool = False) -> str:
         if x.op != "max":                              # which has operands as weak as literals
             args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
         return f"{CALLS[x.op]}({', '.join(args)})"
-    text = (f"{args[0]} {SIGNS[x.op]} {args[1]}" if x.op in SIGNS else f"-{args[0]}" if x.op == "neg" else
-            JOINTS[x.op].format(*args) if x.op in JOINTS else f"{args[1]} if {args[0]} else {args[2]}")
+    text = WRITTEN[x.op].format(*args)
     return text if top else f"({text})"
 
 
@@ -170,14 +169,8 @@ class Element:
             weak = "const", "load", "coordinate", READ
             args = [a if y.op not in weak and self.known(y) is not None else f"convert(F32, {a})"
                     for a, y in zip(args, x.args)]
-        if x.op in JOINTS:
-            return JOINTS[x.op].format(*args) if top else f"({JOINTS[x.op].format(*args)})"
-        if x.op in SIGNS:
-            return f"{args[0]} {SIGNS[x.op]} {args[1]}" if top else f"({args[0]} {SIGNS[x.op]} {args[1]})"
-        if x.op == "neg":
-            return f"-{args[0]}" if top else f"(-{args[0]})"
-        if x.op == "where":
-            text = f"{args[1]} if {args[0]} else {args[2]}"
+        if x.op in WRITTEN:
+            text = WRITTEN[x.op].format(*args)
             return text if top else f"({text})"
         if x.op == "inside":
             index = x.data.name
@@ -265,7 +258,7 @@ class Element:
         args = [scalar_text(y) if y.op == "const" else self._float(y) for y in x.args]
         if x.op == "abs":
             return f"abs({args[0]})"
-        return f"(-{args[0]})" if x.op == "neg" else f"({args[0]} {SIGNS[x.op]} {args[1]})"
+        return f"({WRITTEN[x.op].format(*args)})"
 
     def _place(self, dim: Any) -> str:
         if isinstance(dim, Index) and dim.stack:
