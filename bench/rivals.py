@@ -1,8 +1,8 @@
 """Other ways to compute the rows of `bench.experiments.versus`: Triton, QuACK, PyTorch's three ways, attentions.
 
 `RIVALS` has, for each work, makers by the names that results give them. A maker takes the row's case and its operands, and
-returns a call that writes ``x.peer_out``. A rival gets its operands in the order that it documents: QuACK's gated product
-has the columns of both weights in turns, FlashAttention-4 has heads behind rows.
+returns a call that writes ``x.peer_out``. A rival gets its operands in the order that it documents: FlashAttention-4 has
+heads behind rows.
 """
 
 from __future__ import annotations
@@ -145,14 +145,6 @@ def _quack(case: Any, x: Any) -> Call:
     return lambda: gemm(x.a, x.b, out=x.peer_out, tuned=False)
 
 
-def _quack_glu(case: Any, x: Any) -> Call:
-    import torch
-    from quack.gemm_interface import gemm_act
-
-    weights = torch.stack((x.w.T, x.v.T), 1).reshape(-1, x.a.shape[1]).T
-    return lambda: gemm_act(x.a, weights, activation="swiglu", postact_out=x.peer_out, store_preact=False, tuned=False)
-
-
 def _quack_layernorm(case: Any, x: Any) -> Call:
     from quack.rmsnorm import layernorm_fwd
 
@@ -179,7 +171,7 @@ ATTENTION: dict[str, Maker] = {
 }
 RIVALS: dict[str, dict[str, Maker]] = {
     "square": {"Triton": _triton("product", "a", "b", "peer_out"), "QuACK": _quack, "cuBLAS": _cublas},
-    "glu": {"Triton": _triton("gated", "a", "w", "v", "peer_out"), "QuACK": _quack_glu, "PyTorch": _of_glu("eager"),
+    "glu": {"Triton": _triton("gated", "a", "w", "v", "peer_out"), "PyTorch": _of_glu("eager"),
             "torch.compile": _of_glu("compiled")},
     "row sums of a": {"Triton": _triton("with_sums", "a", "b", "peer_out", "found2"), "cuBLAS, then a kernel": _with_sums},
     "plain": ATTENTION | {"PyTorch, unfused": _of_attention("eager"), "torch.compile, unfused": _of_attention("compiled")},
