@@ -57,7 +57,8 @@ def later(name: str) -> Callable[[Sequence[str]], int]:
 OTHERS: dict[str, Callable[[Sequence[str]], int]] = {
     "choice": choice.main, "host": host.main,
     **{name: later(name) for name in ("attention_backward", "derived", "novel", "shares", "sequences", "row_programs",
-                                      "models", "scaled", "training", "conv", "compiled", "quantised", "cypress")}}
+                                      "models", "scaled", "training", "conv", "compiled", "quantised", "cypress",
+                                      "recurrences")}}
 NAMES = (*FILES, *OTHERS)
 
 
