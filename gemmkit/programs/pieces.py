@@ -592,14 +592,15 @@ def places_of_pieces(chain: Chain, choice: ScheduleChoice, names: list[str], fol
 # | all | 1.06 | 1.001 |
 #
 # Operands that L2 has no room for come from memory again for every row of tiles, but for blocks that take the same matrix
-# at once. Of 512 heads of 512 rows a section of 256 took 147 us, and one of 66 takes 103 (H100): 132 blocks had a head each.
-# So a section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66
+# at once. So a section takes longer by how many of its matrices, beyond those that fit, blocks read at once; longer tiles
+# read them less often. Of 10 causal shapes by 13 sections (H200) a time over its imbalance was the same within 2 % where
+# few blocks read beyond L2 (16 heads of 16384 rows: 1570 us as one section, 1779 as sections of the 3 heads that fit),
+# and 20 % longer for 64 heads of 4096 rows as one section. A section whose tiles fill there and back is a candidate: 66
 # heads of 4 tiles on 132 blocks.
 
 OVERHEAD = 0.5                         # of a tile, in blocks of keys
 L2 = 24 << 20                          # bytes of operands that a section may have
-CROWDED = 0.1                          # time more where the operands of a section are twice as large as what L2 has for them
-MISSED = 256                           # rows of a tile for which memory brings operands as fast as it multiplies them
+CROWDED = 0.5                          # time more where all blocks read tiles of 128 rows from memory
 MOST_SECTIONS = 8                      # of which all lengths are candidates
 
 
@@ -617,9 +618,8 @@ def section_of(count: int, tiles: int, nbytes: int, blocks: int, rows: int) -> i
     sizes = {-(-count // sections) for sections in (*range(1, most + 1), fitting)} | {even * max(1, int(fits) // even)}
 
     def time(size: int) -> float:
-        crowded = CROWDED * max(0.0, size / fits - 1)
-        missed = max(0.0, MISSED / rows * min(1.0, size / blocks) - 1) if size > fits else 0.0
-        return imbalance(count, tiles, size, blocks) * (1 + crowded + missed)
+        crowded = CROWDED * 128 / rows * max(0.0, min(size, blocks) - fits) / blocks
+        return imbalance(count, tiles, size, blocks) * (1 + crowded)
 
     sizes = {size for size in sizes if size <= count}
     return max(sizes) if len(sizes) == 1 else min(sorted(sizes, reverse=True), key=time)
