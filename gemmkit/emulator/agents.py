@@ -246,6 +246,7 @@ class _Unit:
 
     def __init__(self, block: Block) -> None:
         self._block = block
+        self.started: deque[tuple[int, int, Foreign]] = deque(maxlen=64)     # copies: moment, time, what came before
         self.index, self.number = block.index, block.number
 
     @property

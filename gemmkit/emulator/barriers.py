@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from gemmkit.emulator import agents
 from gemmkit.emulator.agents import AsyncUnit, Bytes
 from gemmkit.emulator.errors import ProtocolError, ThreadId
-from gemmkit.emulator.memory import Clock, Foreign, Record, past
-from gemmkit.lang.host import here, is_unrolled
+from gemmkit.emulator.memory import Clock, Foreign, Record, Vector, past
+from gemmkit.lang.host import Site, here, is_unrolled, kernel_line
 
 if TYPE_CHECKING:
     from gemmkit.emulator.agents import Agent
@@ -86,6 +87,17 @@ def _clock(memory: Memory, address: int) -> Clock:
 SIZE = 8  # bytes
 _CONTENT = b"\xb7\x5ambar\xb7\x5a"  # of its bytes: hardware keeps counts in them, and nothing else may write there
 _LIMIT = 2**20 - 1  # of arrivals, and of bytes that a phase expects
+_NONE = (0,)                           # of an agent's work that is known to be done
+_moments = count()
+
+
+class _Wait(NamedTuple):
+    """A thread's wait: at its time `time`, after so many wgmmas of its warpgroup, at a moment of this run."""
+
+    time: int
+    issued: int
+    moment: int
+    site: Site
 
 
 class Mbarrier:
@@ -103,6 +115,7 @@ class Mbarrier:
         "_known",
         "_last",
         "_maker",
+        "_waits",
         "address",
         "arrivals",
         "block",
@@ -124,6 +137,7 @@ class Mbarrier:
         self._clock = self._last = Clock(thread.block)
         self._arrived: tuple[list[tuple[Agent, int]], ...] = [], [], []      # in the present phase and the two before
         self._known: dict[Thread, int] = {}            # how many phases each thread has waited for the end of
+        self._waits: dict[Thread, _Wait] = {}          # for the end of the last phase
 
     def check(self, thread: Thread) -> None:
         """Raises ProtocolError when `thread` may come to the barrier before it is made."""
@@ -149,19 +163,22 @@ class Mbarrier:
         self._arrived[0].append((thread, thread.clock))
         self._clock.release(thread)
         self.arrivals -= 1
-        self._advance()
+        self._advance(thread)
 
     def complete(self, unit: AsyncUnit, nbytes: int) -> None:
         """Counts bytes that have been copied."""
+        unit.block.started.append((next(_moments), unit.clock, unit.foreign))     # type: ignore[attr-defined]
         unit.rests()
         self._arrived[0].append((unit, unit.clock))
         self._clock.release(unit)
         self.nbytes -= nbytes
-        self._advance()
+        self._advance(unit)
 
-    def _advance(self) -> None:
+    def _advance(self, agent: Agent) -> None:
         if self.arrivals or self.nbytes:
             return
+        if self._waits:
+            self._check_waits(agent)
         self.phase += 1
         self.arrivals = self.count
         self._last, self._clock = self._clock, Clock(self.block)
@@ -172,10 +189,46 @@ class Mbarrier:
         if parity not in (0, 1):
             raise fault(thread, f"parity is {parity}; phases have parities 0 and 1")
         thread.wait_until(lambda: self.phase % 2 != parity, lambda: f"phase {self.phase} of {self}, which lacks "
-                          f"{self.arrivals} of {self.count} arrivals and {self.nbytes} bytes")
+                          f"{self.arrivals} of {self.count} arrivals and {self.nbytes} bytes{self._missed(thread)}")
         self._check_phase(thread)
         self._last.acquire(thread)
         self._known[thread] = self.phase
+        self._waits[thread] = _Wait(thread.clock, of(thread).issues, next(_moments), here())
+
+    def _missed(self, thread: Thread) -> str:
+        known = self._known.get(thread, 0)
+        return f" (it may have missed phase {known}, for which it has not waited)" if known < self.phase else ""
+
+    def _check_waits(self, agent: Agent) -> None:
+        """The present phase ends. Raises ProtocolError when a thread's wait for the one before might still be to come in
+        other orders: the phase that follows has its parity, so that the thread would wait for that one."""
+        views = self._clock.views()
+        seen = views.get(self.block)
+        for thread, wait in self._waits.items():
+            if (seen is None or wait.time > seen[thread.index]) and not self._is_over(thread, wait, views, set()):
+                missed = f"phase {self.phase - 1}" if self.phase else "the fresh barrier"
+                raise fault(agent, f"warp {thread.warp} may miss {missed} of {self}, and wait for phase {self.phase + 1}, "
+                                   f"which has the same parity: nothing orders the wait of {thread.id} before this end of "
+                                   f"phase {self.phase}\n  it waits at {kernel_line(wait.site)}")
+        self._waits.clear()
+
+    def _is_over(self, thread: Thread, wait: _Wait, views: Mapping[Any, Vector], looked: set[int]) -> bool:
+        """Whether a wait comes before what is known: by what threads tell each other, or by wgmmas and copies that were
+        started after it and are done. (These tell nothing of memory, yet they cannot have run before it.)"""
+        seen, cores = views.get(self.block), self.block.tensor_cores[thread.index // WARPGROUP]
+        if seen is not None and wait.time <= seen[thread.index]:
+            return True
+        if cores.issued[views.get(cores.block, _NONE)[0]] > wait.issued:
+            return True
+        for unit, known in views.items():
+            for moment, time, before in reversed(getattr(unit, "started", ())):
+                if moment < wait.moment:
+                    break
+                if time <= known[0] and before and id(before) not in looked:
+                    looked.add(id(before))
+                    if self._is_over(thread, wait, before, looked):
+                        return True
+        return False
 
     def _check_phase(self, thread: Thread) -> None:
         """A parity names the phase that has just ended, or the one two before. Raises ProtocolError when the wait might have
@@ -410,13 +463,15 @@ class TensorCores(AsyncUnit):
     has waited for the group, and for no other: until then it is a race to write there.
     """
 
-    __slots__ = ("_last", "_number", "readings")
+    __slots__ = ("_last", "_number", "issued", "issues", "readings")
 
     def __init__(self, thread: Thread) -> None:
         super().__init__(thread.block, thread.pages)
         self._number = thread.index // WARPGROUP
         self._last: tuple[Foreign, int, Foreign] = None, -1, None
         self.readings: dict[tuple[int, ...], int] = {}     # of registers of A: the last group that reads them
+        self.issues = 0                                    # wgmmas so far
+        self.issued = [0]                                  # wgmmas up to the end of each group
 
     @property
     def id(self) -> ThreadId:
@@ -424,6 +479,7 @@ class TensorCores(AsyncUnit):
 
     def starts_for_all(self, threads: Sequence[Thread]) -> None:
         """The next reads come after all that the warpgroup's threads have done and seen."""
+        self.issues += 1
         self.foreign = past(threads)
         fenced = [thread.fenced for thread in threads]
         self.fenced = () if () in fenced else tuple({(id(one[0][1]), id(one[0][2])): one[0] for one in fenced}.values())
@@ -438,6 +494,7 @@ class TensorCores(AsyncUnit):
 
     def commit(self) -> None:
         """Closes the group."""
+        self.issued.append(self.issues)
         self.clock += 1
 
     def wait(self, thread: Thread, pending: int) -> int:

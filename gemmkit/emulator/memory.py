@@ -311,20 +311,25 @@ class Clock:
         if self.block is not None and self.block is not agent.block:
             raise ValueError(f"{agent.id} acquires a clock of block {self.block.index}; give Clock no block "
                              "when threads of other blocks acquire it")
-        if self._arrivals:
-            self._fold()
+        views = self.views()
         last = self._last
         if last is not None and last[0] is agent.seen and last[1] is agent.foreign:
             agent.seen, agent.foreign = last[2], last[3]  # the neighbour's result: its past was the same
             return
         before = agent.seen, agent.foreign
-        own = self._views.get(agent.block)
+        own = views.get(agent.block)
         if own is not None:
             agent.seen = _maximum((agent.seen, own))
-        others = {block: vector for block, vector in self._views.items() if block is not agent.block}
+        others = {block: vector for block, vector in views.items() if block is not agent.block}
         if others:
             agent.foreign = _merged((agent.foreign, others))
         self._last = (*before, agent.seen, agent.foreign)
+
+    def views(self) -> dict[Block, Vector]:
+        """How far what was released has seen each block."""
+        if self._arrivals:
+            self._fold()
+        return self._views
 
     def _fold(self) -> None:
         arrivals: dict[Block, list[tuple[Agent, int, Vector, Foreign]]] = {}

@@ -196,5 +196,37 @@ def test_a_wait_that_may_take_an_old_phase_for_the_one_it_means(seed: int | None
     for phases, meets in ((2, -1), (3, 0), (4, 1)):
         old = "the fresh barrier" if phases == 2 else f"the end of phase {phases - 3}"
         with pytest.raises(errors.ProtocolError, match=f"wait for phase {phases - 1} of the mbarrier at offset 0 may take {old} .*"
-                                                       f" of phase {phases - 2} before the wait"):
+                                                       f" of phase {phases - 2} before the wait|may miss .*{old.split()[-1]}"):
             run(kernel, phases, meets, threads=64, schedule_seed=seed)
+
+
+@every_seed
+@pytest.mark.parametrize("late", [False, True])
+def test_a_wait_that_may_come_after_the_next_phase(late: bool, seed: int | None) -> None:
+    """Nothing but the meeting tells warp 0 that warp 1 has waited: it may miss a phase and hang, be it late in this run or not."""
+    waited = [0]
+
+    def kernel(phases: int, meets: bool) -> None:
+        bars = shared(U64, 0)
+        if thread_index() == 0:
+            mbarrier_init(bars, 0, 1)
+        barrier()
+        for phase in range(phases):
+            if thread_index() == 0:
+                if not late:                                      # which orders nothing
+                    machine.current().wait_until(lambda: waited[0] == 64 * phase, "the waits")
+                mbarrier_arrive(bars, 0)
+            mbarrier_wait(bars, 0, phase & 1)
+            waited[0] += 1
+            if meets:
+                barrier()
+
+    for phases, meets in ((1, False), (4, True)):
+        waited[0] = 0
+        run(kernel, phases, meets, threads=64, schedule_seed=seed)
+    waited[0] = 0
+    found = "may miss phase 0 of the mbarrier at offset 0, and wait for phase 2(.|\n)*it waits at .*mbarrier_wait"
+    if late:
+        found += "|may have missed phase [0-2]|may take .* the same parity"
+    with pytest.raises(errors.EmulatorError, match=found):
+        run(kernel, 4, False, threads=64, schedule_seed=seed)

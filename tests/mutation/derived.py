@@ -63,7 +63,6 @@ EMPTY = "a tile without rows is computed, and stores none"
 MASKED = "a round more is masked, and slower"
 NONE = "without rounds the one that shows nothing may be anywhere"
 FREE = "rounds without tests do not begin in front of the first block"
-LATER = "of two stages either is the other: the producer waits for one tile more, and so for both"
 OF_X = "what fills the stage next waits for x's, which is released behind all that has read this one"
 #: Text, fault, its line, and which one of such lines: why nothing goes wrong, on a GPU either.
 HARMLESS: dict[tuple[str, str, str, int], str] = {
@@ -75,7 +74,6 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("loops", "dropped", "wgmma_fence()", 3): FENCED,
     ("attention", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
     ("attention", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
-    ("attention", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
     ("attention", "another stage", "ring_v.release(at_v.stage)", 2): ENDS,
     ("attention", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
     ("attention", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
@@ -85,7 +83,6 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("packed", "all rows", "while tile < tiles(sizes) and (m < 0 or m >= m_count):", 0): EMPTY,
     ("packed", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
     ("packed", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
-    ("packed", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
     ("packed", "another stage", "ring_v.release(at_v.stage)", 2): ENDS,
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
     ("packed", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
@@ -103,7 +100,6 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("starts in pages", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
     ("starts in pages", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
     ("starts in pages", "too early", "ring_v.release(at_v.stage)", 3): ENDS,
-    ("starts in pages", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
     ("starts in pages", "another stage", "ring_v.release(at_v.stage)", 3): ENDS,
     ("starts in pages", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
     ("starts in pages", "dropped", "ring_v.release(at_v.stage)", 3): ENDS,

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.errors import RaceError, UninitialisedRead
+from gemmkit.emulator.errors import ProtocolError, RaceError, UninitialisedRead
 from gemmkit.runtime.device import H100, assumed
 from tests.mutation import derived
+from tests.programs.test_pieces import products
 from tests.support import programs as listing
 
 F16, F32 = np.float16, np.float32
@@ -86,3 +87,17 @@ def test_the_next_tile_is_fetched_when_the_one_before_has_been_read() -> None:
     program, runs, *_ = derived.TEXTS["attention"]
     with pytest.raises(RaceError, match="a write by TMA"), gk.emulate():
         derived.planned("attention", fault.text, run=2).run(program.bound(tuple(runs[2]), derived.SCALE))
+
+
+def test_a_warpgroup_without_rows_keeps_step_with_its_warps() -> None:
+    """It issues no wgmma that would hold its warps together. Without its barrier one may be a ring behind: an H200 hung."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(F16) for shape in ((40, 128), (2, 128, 64)))
+    arrays = x, w, np.array([0, 20, 40], np.int32), np.full((40, 64), np.nan, F16)
+    with assumed(ONE):
+        text = products.plan(*arrays, mapping=gk.Mapping({"n": 64}, warpgroups=2, stages=2)).text
+        (line,) = (line for line in text.splitlines() if line.strip() == "named_barrier(group + 1, 128)")
+        plan = products.plan(*arrays, mapping=gk.Mapping({"n": 64}, warpgroups=2, stages=2), text=text.replace(line + "\n", ""))
+    for seed in (None, 0, 1):
+        with pytest.raises(ProtocolError, match=r"warp (8|9|10|11) may miss phase 0 of the mbarrier"), gk.emulate(seed=seed):
+            plan.run(products.bound(arrays, {}))
