@@ -516,25 +516,32 @@ def check_keywords(call: str, components: dict[str, Any], refused: tuple[str, ..
 
 
 def meet(ranks: Ranks, call: str, tensor: torch.Tensor, facts: Callable[[], dict[str, Any]], components: dict[str, Any],
-         make: Callable[[], Made]) -> Made:
+         make: Callable[[], Made], all_know: Callable[[Any], bool] | None = None) -> Made:
     """All ranks make the same call, and each of them can compute it: or all refuse, and nothing has been launched.
 
     ``facts`` gives what all ranks have alike beside the components, and raises what is wrong with this rank's arguments.
     ``make`` is called where the ranks have not agreed on these facts yet; what it returned is returned for all later calls.
     These exchange nothing, unless torch.distributed's debug level says so (``TORCH_DISTRIBUTED_DEBUG=INFO``): a rank that
-    repeats a known call while another makes a new one is found by the timeout otherwise.
+    repeats a known call while another makes a new one is found by the timeout otherwise. A call that exchanges numbers
+    anyway gives ``all_know``, a collective that each rank runs once in every call, also in one that it refuses. It takes the
+    agreed statement, or None, and says whether all ranks gave the same one. Then no rank needs the timeout.
     """
+    is_asked = all_know is None
     try:
         statement = statement_of(call, tensor, facts(), components)
         if tensor.is_cuda and ranks.backend(tensor.device) == "nccl":
             statement[GPU] = gpu_text(tensor.device)
         key = tuple(statement.items())
-        known = key in ranks.agreed
-        if known and dist.get_debug_level() == dist.DebugLevel.OFF:
+        known = alike = key in ranks.agreed
+        if all_know is not None:
+            is_asked, alike = True, all_know(key if known else None)
+        if known and alike and dist.get_debug_level() == dist.DebugLevel.OFF:
             agreed: Made = ranks.agreed[key]
             return agreed
         made = ranks.agreed[key] if known else make()
     except Exception as error:
+        if all_know is not None and not is_asked:
+            all_know(None)
         ranks.refuse(error)
         raise
     ranks.agree(statement)
