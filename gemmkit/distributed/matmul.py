@@ -508,7 +508,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
             zeros = x.new_zeros(1, 1)
             compute_experts(cast[0].new_zeros(1, x.shape[1]), zeros.long(), zeros.float(), *cast[1:])
 
-    def all_know(key: Any) -> bool:
+    def all_know(key: object) -> bool:
         nonlocal sent
         if ranks.size == 1 or _is_capturing():
             return bool(ranks.size == 1)
@@ -560,7 +560,7 @@ class _Dispatch(NamedTuple):
     arriving: torch.Tensor
 
     @classmethod
-    def of(cls, ranks: Ranks, chosen: torch.Tensor, own: int, key: Any) -> tuple[_Dispatch, bool]:
+    def of(cls, ranks: Ranks, chosen: torch.Tensor, own: int, key: object) -> tuple[_Dispatch, bool]:
         """``own``: how many experts a rank has. In one exchange all ranks give their numbers, and say whether they know the
         call of this key; the second result is whether all do."""
         (tokens, choices), device = chosen.shape, chosen.device
@@ -583,7 +583,7 @@ class _Dispatch(NamedTuple):
         return sent, known[0][0] != 0 and all(one == known[0] for one in known)
 
 
-def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, weights: torch.Tensor, own: Any) -> Any:
+def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, weights: torch.Tensor, own: tuple[Any, ...]) -> Any:
     going, coming, (rows, choices) = sent.going, sent.coming, sent.arriving
     choice = torch.cat((sent.choice.float(), weights.flatten()[sent.order, None].float()), 1)
     received, choice = _Exchanged.apply(ranks, going, coming, _Rows.apply(x, sent.index, None), choice)
@@ -601,16 +601,19 @@ def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, weights: torch.T
     return _Rows.apply(back, sent.index, x.shape[0])
 
 
+Context = torch.autograd.function.FunctionCtx
+
+
 class _Exchanged(torch.autograd.Function):
     """`all_to_all` of each of several tensors; the gradients go back."""
 
     @staticmethod
-    def forward(ctx: Any, ranks: Ranks, going: Any, coming: Any, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Context, ranks: Ranks, going: list[list[int]], coming: list[list[int]], *tensors: torch.Tensor) -> Any:
         ctx.way = ranks, coming, going
         return tuple(all_to_all(ranks, x, *counts) for x, *counts in zip(tensors, going, coming))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Context, *grads: torch.Tensor) -> Any:
         return None, None, None, *_Exchanged.apply(*ctx.way, *(x.contiguous() for x in grads))
 
 
@@ -619,13 +622,13 @@ class _Rows(torch.autograd.Function):
     ``index`` names them."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, count: int | None) -> Any:
+    def forward(ctx: Context, x: torch.Tensor, index: torch.Tensor, count: int | None) -> Any:
         ctx.save_for_backward(index)
         ctx.count = x.shape[0] if count is None else None
         return x.index_select(0, index) if count is None else _summed(x, index, count)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Context, grad: torch.Tensor) -> Any:
         return _Rows.apply(grad.contiguous(), *ctx.saved_tensors, ctx.count), None, None
 
 

@@ -222,6 +222,7 @@ def check_mixtures_that_are_refused(rank: int) -> None:
     def mine(words: str) -> str:
         return words if other else f"rank {last} refuses the call"
 
+    gd.experts(x, chosen, weights, *w)                             # most refuse a call that the others know
     of("the number of a rank's experts differs", **({name: y[:1] for name, y in zip(("gate", "up", "down"), w)} if other else {}))
     of("the number of choices differs", **(dict(chosen=chosen[:, :1], weights=weights[:, :1]) if other else {}))
     of("tensors that require gradients differs", x=x.clone().requires_grad_(other))
