@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd.function import FunctionCtx
 
 from gemmkit.distributed.ranks import (
     BEFORE_SUM,
@@ -601,19 +602,17 @@ def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, weights: torch.T
     return _Rows.apply(back, sent.index, x.shape[0])
 
 
-Context = torch.autograd.function.FunctionCtx
-
-
 class _Exchanged(torch.autograd.Function):
     """`all_to_all` of each of several tensors; the gradients go back."""
 
     @staticmethod
-    def forward(ctx: Context, ranks: Ranks, going: list[list[int]], coming: list[list[int]], *tensors: torch.Tensor) -> Any:
+    def forward(ctx: FunctionCtx, ranks: Ranks, going: list[list[int]], coming: list[list[int]],
+                *tensors: torch.Tensor) -> Any:
         ctx.way = ranks, coming, going
         return tuple(all_to_all(ranks, x, *counts) for x, *counts in zip(tensors, going, coming))
 
     @staticmethod
-    def backward(ctx: Context, *grads: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> Any:
         return None, None, None, *_Exchanged.apply(*ctx.way, *(x.contiguous() for x in grads))
 
 
@@ -622,13 +621,13 @@ class _Rows(torch.autograd.Function):
     ``index`` names them."""
 
     @staticmethod
-    def forward(ctx: Context, x: torch.Tensor, index: torch.Tensor, count: int | None) -> Any:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, index: torch.Tensor, count: int | None) -> Any:
         ctx.save_for_backward(index)
         ctx.count = x.shape[0] if count is None else None
         return x.index_select(0, index) if count is None else _summed(x, index, count)
 
     @staticmethod
-    def backward(ctx: Context, grad: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> Any:
         return _Rows.apply(grad.contiguous(), *ctx.saved_tensors, ctx.count), None, None
 
 
