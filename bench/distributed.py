@@ -11,6 +11,10 @@ multiplies K / ranks of the sum.
 | NCCL | NCCL's collective, and cuBLAS (`torch.mm`) before or behind it |
 | fused | PyTorch's own operator on symmetric memory |
 
+A mixture of experts, tokens x width x hidden, is over all ranks, with 8 choices of 64 experts for each token. "all-to-all"
+is PyTorch's `all_to_all_single` of a row for each choice with `torch._grouped_mm`; "alone" is `gemmkit.torch.experts` of a
+rank's share of the choices.
+
 Every variant is called in turns, the ranks together, and a rank's time is by events over several calls; of all turns the
 median, of all ranks the slowest. Results are compared with the product alone before they are timed.
 """
@@ -29,10 +33,13 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory  # which makes the fused operators
 
 import gemmkit as gk
+import gemmkit.torch
 from bench import report
 from gemmkit import distributed
 from gemmkit.operators import MIN_PLUS
 
+MIXTURES = [(32768, 2048, 768), (4096, 2048, 768), (8192, 4096, 1536)]
+EXPERTS, CHOICES = 64, 8
 SHAPES = [(8192, 8192, 8192), (16384, 4096, 8192), (8192, 14336, 4096), (4096, 4096, 4096)]
 CALLS, TURNS, WARM = 10, 11, 2
 
@@ -88,6 +95,40 @@ def shortest(shape: tuple[int, int, int], device: torch.device) -> Variants:
             "ours": lambda: distributed.all_gather_matmul(own, columns, operator=MIN_PLUS, way="symmetric")}
 
 
+def mixture(shape: tuple[int, int, int], device: torch.device) -> Variants:
+    """Tokens and experts are shared out. The peer sends a row for each choice, and adds up what returns."""
+    M, K, hidden = shape
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own, tokens = EXPERTS // ranks, M // ranks
+    x = drawn((tokens, K), device, rank)
+    scores = drawn((tokens, EXPERTS), device, 21 + rank, torch.float32).topk(CHOICES)
+    chosen, weights = scores.indices, scores.values.softmax(1)
+    gate, up, down = (drawn((own, *of), device, 31 + 3 * rank + n) / of[0] ** 0.5
+                      for n, of in enumerate(((K, hidden), (K, hidden), (hidden, K))))
+
+    def by_all_to_all() -> Any:
+        expert, order = chosen.flatten().int().sort(stable=True)
+        counts = torch.bincount(expert, minlength=EXPERTS)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        going, coming = torch.stack((counts, theirs)).view(2, ranks, own).sum(2).tolist()
+        rows = x.new_empty(sum(coming), K)
+        dist.all_to_all_single(rows, x[order // CHOICES], coming, going)
+        by_expert = torch.arange(own, device=device).repeat(ranks).repeat_interleave(theirs, output_size=sum(coming))
+        sorting = by_expert.argsort(stable=True)
+        ends, rows = theirs.view(ranks, own).sum(0).cumsum(0).int(), rows[sorting]
+        h = torch.nn.functional.silu(torch._grouped_mm(rows, gate, ends)) * torch._grouped_mm(rows, up, ends)
+        y, back = torch.empty_like(rows), x.new_empty(len(order), K)
+        y[sorting] = torch._grouped_mm(h, down, ends)
+        dist.all_to_all_single(back, y, going, coming)
+        found = torch.empty_like(back)
+        found[order] = back
+        return (found.view(tokens, CHOICES, K) * weights[:, :, None]).sum(1).to(x.dtype)
+
+    return {"alone": lambda: gk.torch.experts(x, chosen % own, weights, gate, up, down),
+            "ours": lambda: distributed.experts(x, chosen, weights, gate, up, down), "all-to-all": by_all_to_all}
+
+
 def drawn(shape: tuple[int, ...], device: torch.device, seed: int, dtype: torch.dtype = torch.bfloat16) -> Any:
     made = torch.Generator(device=device).manual_seed(seed)
     return torch.randn(shape, device=device, generator=made).to(dtype)
@@ -132,6 +173,7 @@ def rows_of(work: str, shape: tuple[int, int, int], dtype: str, us: dict[str, fl
 def main() -> None:
     parser = argparse.ArgumentParser("bench.distributed")
     parser.add_argument("--out", help="a file or folder for the results")
+    parser.add_argument("--only", help="one work: all-gather, reduce-scatter, min-plus or experts")
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -139,11 +181,14 @@ def main() -> None:
     is_first = dist.get_rank() == 0
     rows: list[dict[str, Any]] = []
     for work, make, shapes in (("all-gather", gathered, SHAPES), ("reduce-scatter", scattered, SHAPES),
-                               ("min-plus", shortest, [(16384, 16384, 8192)])):
+                               ("min-plus", shortest, [(16384, 16384, 8192)]), ("experts", mixture, MIXTURES)):
+        if options.only not in (None, work):
+            continue
         for shape in shapes:
             variants = make(shape, device)
-            is_sum = make is scattered                       # of which a rank's own product is no result
-            found = errors(variants, "NCCL" if "NCCL" in variants else "halved", "alone" if is_sum else "")
+            is_sum = make in (scattered, mixture)            # of which a rank's own product is no result
+            found = errors(variants, next(name for name in ("NCCL", "halved", "all-to-all") if name in variants),
+                           "alone" if is_sum else "")
             us = times(variants, 2 if make is shortest else CALLS)
             rows += rows_of(work, shape, "float32" if make is shortest else "bfloat16", us, found)
             if is_first:

@@ -1,12 +1,15 @@
-"""Products of shards: `all_gather_matmul` of rows of A, `matmul_reduce_scatter` and `matmul_all_reduce` of parts of K."""
+"""Products of shards: `all_gather_matmul` of rows of A, `matmul_reduce_scatter` and `matmul_all_reduce` of parts of K;
+`experts` of tokens that go to other ranks' experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd.function import FunctionCtx
 
 from gemmkit.distributed.ranks import (
     BEFORE_SUM,
@@ -44,6 +47,7 @@ from gemmkit.distributed.transport import (
     ReduceScatter,
     Sent,
     all_gather,
+    all_to_all,
     beside,
     by_chunks,
     by_shards,
@@ -61,6 +65,7 @@ from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts.joined import Concat
 from gemmkit.runtime.arrays import describe, dtype_from_torch
+from gemmkit.torch.grouped import checked_experts, compute_experts
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -429,3 +434,207 @@ def _finished(parts: Any, c: torch.Tensor | None, out: Any, how: ReductionRule, 
     if out is None:
         out = new(parts, (parts.shape[1], parts.shape[2]), how.result)
     return _finish(multiply, parts, c, out, how, components)
+
+
+# --------------------------------------------------------------------------------------------------
+# ``experts``: a mixture of experts that the ranks share out (expert parallelism).
+#
+# Dispatch: a rank sends a token once to each rank that has an expert of its choices, however many of them that rank has, and
+# beside the tokens a list of (row, expert, weight), one for each choice. Combine: a rank adds up its experts' results of a
+# token before it sends them back, one row for each that came. The sending rank adds these in the order of ranks.
+
+_EXACT = 2**24                         # up to which float32 has every whole number: rows and experts travel beside weights
+
+
+def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
+            down: torch.Tensor, activation: str = "silu", *, group: dist.ProcessGroup | None = None) -> Any:
+    """Give each token to the gated experts that are chosen for it, on whichever rank they are, and add up their results:
+    `gemmkit.torch.experts`, with the experts shared out among ranks (expert parallelism).
+
+    Args:
+        x: (tokens, width), this rank's tokens, float16 or bfloat16; ranks may have different numbers of them, also 0.
+        chosen: (tokens, choices) int32 or int64: numbers of experts in all ranks. Rank r of N ranks has the experts from
+            r E to (r + 1) E - 1, where E is gate's first size. A number that is none of the N E experts adds nothing.
+        weights: (tokens, choices), of any floating-point dtype; float32 travels.
+        gate, up: (E, width, hidden), this rank's experts, of x's dtype, as of `gemmkit.torch.experts`.
+        down: (E, hidden, width).
+        activation: as `gemmkit.torch.glu` takes it.
+        group: a process group; None is the default one.
+
+    Returns: a new tensor (tokens, width), by this rank's tokens. Sums over a rank's experts are rounded to x's dtype before
+        they travel; they are added in float32 in the order of ranks, so every call gives the same bits. It has first
+        gradients by x, weights, gate, up and down; all ranks run the backward pass, because gradients travel, too.
+
+    One exchange tells all ranks how many rows each sends to each, and the host reads these numbers: a call waits for the
+    stream, and no CUDA graph can capture it. Rows travel through the group (NCCL, gloo).
+
+    Raises, on every rank, before rows are sent
+        What `gemmkit.torch.experts` raises, on the rank whose arguments it is about, and ValueError on the others.
+        ValueError: the ranks' calls differ: width, hidden, numbers of experts or choices, dtypes, strides of experts,
+            activation, which tensors require gradients. 2**24 tokens or experts of a rank, or more.
+        RuntimeError: a rank does not come within the group's timeout; or a stream is being captured.
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit import distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> x, chosen, weights = torch.ones(2, 8).half(), torch.tensor([[0, 1], [1, -1]]), torch.tensor([[0.5, 0.5], [1.0, 1.0]])
+    >>> gate, up, down = (torch.stack((torch.eye(8), 2 * torch.eye(8))).half() for _ in range(3))
+    >>> with gemmkit.emulate():
+    ...     distributed.experts(x, chosen, weights, gate, up, down, "relu")[:, 0].tolist()
+    [4.5, 8.0]
+    >>> dist.destroy_process_group()
+
+    Source: the dispatch and combine of GShard (Lepikhin et al., 2020). DeepEP (DeepSeek, 2025) sends a token once to a rank.
+    """
+    ranks = ranks_of(group)
+    cast: Any = None
+    sent: Any = None
+    is_valid = False
+
+    def facts() -> dict[str, Any]:
+        nonlocal cast, is_valid
+        cast = *checked_experts("gemmkit.distributed.experts", x, chosen, weights, gate, up, down, activation), activation
+        check_sends(ranks, x, "x")
+        _check_dispatch(x, *cast[1:-1])
+        given = dict(zip(("x", "weights", "gate", "up", "down"), (x, weights, gate, up, down)))
+        wanted = [name for name, y in given.items() if y.requires_grad and torch.is_grad_enabled()]
+        is_valid = True
+        return {"width": x.shape[1], "hidden": gate.shape[2], "the number of a rank's experts": gate.shape[0],
+                "the number of choices": chosen.shape[1], "the dtype of x": cast[0].dtype, "activation": activation,
+                "strides of experts": tuple(y.stride() for y in cast[1:-1]), "tensors that require gradients": wanted}
+
+    def make() -> None:
+        """One choice of a token of zeros: what the kernels refuse is raised here, and they are compiled."""
+        with torch.no_grad():
+            zeros = x.new_zeros(1, 1)
+            compute_experts(cast[0].new_zeros(1, x.shape[1]), zeros.long(), zeros.float(), *cast[1:])
+
+    def all_know(key: object) -> bool:
+        nonlocal sent
+        if ranks.size == 1 or _is_capturing():
+            return bool(ranks.size == 1)
+        numbers, own = (chosen, gate.shape[0]) if is_valid else (_no_choices(ranks, x), 1)
+        sent, is_alike = _Dispatch.of(ranks, numbers, own, key)
+        return is_alike
+
+    meet(ranks, "experts", x, facts, {}, make, all_know)
+    if ranks.size == 1:
+        return compute_experts(cast[0], chosen, weights, *cast[1:])
+    return _over_ranks(ranks, sent, cast[0], weights, cast[1:])
+
+
+def _is_capturing() -> bool:
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _no_choices(ranks: Ranks, x: object) -> torch.Tensor:
+    """What a rank that refuses a call sends: nothing, on the device that the others' tensors are on, as far as it knows."""
+    device = x.device if isinstance(x, torch.Tensor) else torch.device("cpu")
+    if not ranks.backend(device):
+        device = torch.device("cuda")
+    return torch.empty((0, 0), dtype=torch.int32, device=device)
+
+
+def _check_dispatch(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+    """What a known call must not meet first when rows have been sent."""
+    if max(x.shape[0], gate.shape[0]) >= _EXACT:
+        raise ValueError(f"x has {x.shape[0]} tokens and gate {gate.shape[0]} experts; a rank takes less than 2**24 of each")
+    for name, y in (("gate", gate), ("up", up), ("down", down)):
+        if y.data_ptr() % 16:
+            raise ValueError(f"{name} begins at an address that is not a multiple of 16 bytes; TMA cannot load it, but "
+                             "a copy")
+    if _is_capturing():
+        raise RuntimeError("the stream is being captured: gemmkit.distributed.experts reads on the host how many rows "
+                           "travel; call it outside the graph")
+
+
+class _Dispatch(NamedTuple):
+    """What this rank sends: tokens (``index``), and (row, expert) of each choice, in the order of the ranks they go to;
+    ``order`` are the choices' places. How many tokens and choices go to each rank and come from each: ``going`` and
+    ``coming`` on the host, ``arriving`` on the device."""
+
+    index: torch.Tensor
+    choice: torch.Tensor
+    order: torch.Tensor
+    going: list[list[int]]
+    coming: list[list[int]]
+    arriving: torch.Tensor
+
+    @classmethod
+    def of(cls, ranks: Ranks, chosen: torch.Tensor, own: int, key: object) -> tuple[_Dispatch, bool]:
+        """``own``: how many experts a rank has. In one exchange all ranks give their numbers, and say whether they know the
+        call of this key; the second result is whether all do."""
+        (tokens, choices), device = chosen.shape, chosen.device
+        count, numbered = ranks.size * own, torch.arange(ranks.size, device=device)
+        number = torch.where((chosen >= 0) & (chosen < count), chosen, count).int()
+        expert, order = number.flatten().sort(stable=True)
+        goes = (number // own == numbered[:, None, None]).any(2)                         # (ranks, tokens)
+        begins = torch.searchsorted(expert, torch.arange(ranks.size + 1, device=device, dtype=torch.int32) * own)
+        said = new(chosen, (ranks.size, 3, ranks.size), torch.int64)
+        said[ranks.rank, :2].copy_(torch.stack((goes.sum(1), begins.diff())))
+        said[ranks.rank, 2].fill_(0 if key is None else 1 + int.from_bytes(sha256(repr(key).encode()).digest()[:7], "big"))
+        all_gather(ranks, list(said))
+        *counts, known = said.transpose(0, 1).tolist()                 # here the host waits
+        going, coming = [of[ranks.rank] for of in counts], [[one[ranks.rank] for one in of] for of in counts]
+        index = goes.flatten().byte().sort(descending=True, stable=True).indices[:sum(going[0])] % max(tokens, 1)
+        expert, order = expert[:sum(going[1])], order[:sum(going[1])]
+        to = expert // own
+        row = (goes.cumsum(1) - 1)[to, order // max(choices, 1)]
+        sent = cls(index, torch.stack((row, expert - to * own), 1), order, going, coming, said[:, :2, ranks.rank].T)
+        return sent, known[0][0] != 0 and all(one == known[0] for one in known)
+
+
+def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, weights: torch.Tensor, own: tuple[Any, ...]) -> Any:
+    going, coming, (rows, choices) = sent.going, sent.coming, sent.arriving
+    choice = torch.cat((sent.choice.float(), weights.flatten()[sent.order, None].float()), 1)
+    received, choice = _Exchanged.apply(ranks, going, coming, _Rows.apply(x, sent.index, None), choice)
+    # 1. A choice's row, among those of all ranks.
+    row = choice[:, 0].long() + (rows.cumsum(0) - rows).repeat_interleave(choices, output_size=choice.shape[0])
+    # 2. This rank's experts, a row of results for each choice; they read tokens where these arrived.
+    expert, weight = choice[:, 1:2].long(), choice[:, 2:]
+    if any(y.requires_grad for y in (received, weight, *own[:-1])) and torch.is_grad_enabled():
+        found = compute_experts(_Rows.apply(received, row, None), expert, weight, *own)
+    else:
+        gate, up, down, activation = own
+        found = compute_experts(received, expert, weight, gate, up, down, activation, row)
+    # 3. Back, one row for each token that came.
+    (back,) = _Exchanged.apply(ranks, coming[:1], going[:1], _Rows.apply(found, row, received.shape[0]))
+    return _Rows.apply(back, sent.index, x.shape[0])
+
+
+class _Exchanged(torch.autograd.Function):
+    """`all_to_all` of each of several tensors; the gradients go back."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, ranks: Ranks, going: list[list[int]], coming: list[list[int]],
+                *tensors: torch.Tensor) -> Any:
+        ctx.way = ranks, coming, going
+        return tuple(all_to_all(ranks, x, *counts) for x, *counts in zip(tensors, going, coming))
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> Any:
+        return None, None, None, *_Exchanged.apply(*ctx.way, *(x.contiguous() for x in grads))
+
+
+class _Rows(torch.autograd.Function):
+    """The rows of x that ``index`` names. With ``count``, the adjoint: so many rows, to which x's rows are added where
+    ``index`` names them."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, index: torch.Tensor, count: int | None) -> Any:
+        ctx.save_for_backward(index)
+        ctx.count = x.shape[0] if count is None else None
+        return x.index_select(0, index) if count is None else _summed(x, index, count)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> Any:
+        return _Rows.apply(grad.contiguous(), *ctx.saved_tensors, ctx.count), None, None
+
+
+def _summed(x: torch.Tensor, index: torch.Tensor, count: int) -> Any:
+    """(count, width): in row t the sum of x's rows whose index is t, in float32, in the order of x, rounded to x's dtype."""
+    if not count or not x.shape[0]:
+        return x.new_zeros(count, x.shape[1])
+    number, order = index.sort(stable=True)
+    begins = torch.searchsorted(number, torch.arange(count, device=x.device))
+    return torch.nn.functional.embedding_bag(order, x, begins, mode="sum")

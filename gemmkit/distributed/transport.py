@@ -59,12 +59,20 @@ def all_gather(ranks: Ranks, slots: Sequence[Any]) -> None:
         work.wait()
 
 
-def check_sends(ranks: Ranks, x: torch.Tensor) -> None:
+def all_to_all(ranks: Ranks, x: torch.Tensor, outgoing: Sequence[int], incoming: Sequence[int]) -> Any:
+    """A matrix of the rows that this rank receives, ``incoming[r]`` from rank r, in the order of ranks, which each send the
+    rows of their own x, ``outgoing[r]`` to rank r."""
+    received = x.new_empty(sum(incoming), x.shape[1])
+    dist.all_to_all_single(as_bytes(received), as_bytes(x), list(incoming), list(outgoing), group=ranks.group)
+    return received
+
+
+def check_sends(ranks: Ranks, x: torch.Tensor, name: str = "a") -> None:
     """Raise ValueError where the group's backend sends no tensors of a tensor's device from one rank to another."""
     backend = ranks.backend(x.device)
     if not backend or (x.is_cuda and backend == "gloo" and ranks.size > 1):
-        raise ValueError(f"a is on {x.device}, and the group's backend ({backend or 'none for it'}) sends no such tensors; "
-                         "make a group with backend='nccl'")
+        raise ValueError(f"{name} is on {x.device}, and the group's backend ({backend or 'none for it'}) sends no such "
+                         "tensors; make a group with backend='nccl'")
 
 
 def _are_one(slots: Sequence[Any]) -> bool:

@@ -199,13 +199,29 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
     ...     gk.torch.experts(x, chosen, weights, gate, up, down, "relu")[:, 0].tolist()
     [4.5, 8.0]
     """
+    x, gate, up, down = checked_experts("gemmkit.torch.experts", x, chosen, weights, gate, up, down, activation)
+    return compute_experts(x, chosen, weights, gate, up, down, activation)
+
+
+def checked_experts(call: str, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor,
+                    up: torch.Tensor, down: torch.Tensor, activation: str) -> Any:
+    """x and the experts as ``torch.autocast`` casts them. Raises what `experts` raises, but for how rows lie."""
     for name, y in dict(x=x, chosen=chosen, weights=weights, gate=gate, up=up, down=down).items():
         if not isinstance(y, torch.Tensor):
-            raise TypeError(f"{name} is a {type(y).__name__}; gemmkit.torch.experts takes tensors")
+            raise TypeError(f"{name} is a {type(y).__name__}; {call} takes tensors")
     unit(activation)
     x, gate, up, down = autocast(x, gate, up, down)
     _check_experts(x, chosen, weights, gate, up, down)
-    y, _, _ = _EXPERTS(x, weights, gate, up, down, *_sorted(chosen, gate.shape[0]), activation=activation,
+    return x, gate, up, down
+
+
+def compute_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
+                    down: torch.Tensor, activation: str, rows: torch.Tensor | None = None) -> Any:
+    """`experts` of checked tensors. ``rows`` names the row of x for each row of ``chosen``; no gradient is recorded then."""
+    token, order, bounds = _sorted(chosen, gate.shape[0])
+    if rows is not None:
+        token = rows[token]
+    y, _, _ = _EXPERTS(x, weights, gate, up, down, token, order, bounds, activation=activation,
                        kept=records(x, weights, gate, up, down))
     return y
 
@@ -256,19 +272,22 @@ def _compute_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor,
     if not rows:
         return y.zero_(), g, u
     with torch.no_grad():
-        h, found = x.new_empty(rows, gate.shape[2]), x.new_empty(rows, x.shape[1])
+        h = x.new_empty(rows, gate.shape[2])
+        found = y if weights.shape[1] == 1 else x.new_empty(rows, x.shape[1])
         w, v, turned = _right(gate, up)
         programs.gated_groups(h, g if kept else None, u if kept else None, _lines(x), w, v, token, bounds, turned, f)
         w, turned = _right(down)
         programs.scattered_groups(found, h, None, w, None, order, bounds, _sorted_weights(weights, order), turned)
-        return torch.sum(found.view(*weights.shape, -1), 1, out=y), g, u
+        if found is not y:
+            torch.sum(found.view(*weights.shape, -1), 1, out=y)
+        return y, g, u
 
 
 def _allocate_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
                       token: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, *, activation: str,
                       kept: bool) -> tuple[Any, Any, Any]:
     products = (x.new_empty(token.shape[0] if kept else 0, gate.shape[2]) for _ in range(2))
-    return x.new_empty(x.shape), *products
+    return x.new_empty(weights.shape[0], x.shape[1]), *products
 
 
 def _keep_experts(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],

@@ -15,6 +15,7 @@ from gemmkit.distributed import __main__
 from gemmkit.distributed.ranks import ranks_of
 from gemmkit.epilogues import ReLU
 from gemmkit.operators import MIN_PLUS
+from tests.distributed import many_scenarios
 from tests.distributed.scenarios import group_of, refused
 
 ENDED = "check_a_rank_that_is_killed"                # which ends rank 1
@@ -46,6 +47,12 @@ def check_gathers(rank: int) -> None:
         for _ in range(3):
             d, whole = gd.all_gather_matmul(a.split(lengths)[rank], b, lengths=lengths, return_a=True, way="symmetric", **components)
             assert torch.equal(d, gk.matmul(a, b, **components)) and torch.equal(whole, a), (lengths, dtype)
+
+
+def check_mixtures(rank: int) -> None:
+    """Experts of both ranks: results and gradients beside float64, of few tokens and of several tiles."""
+    many_scenarios.check_mixtures(rank, "cuda")
+    many_scenarios.check_mixtures(rank, "cuda", of=3, largest=900, width=136)
 
 
 def check_reductions(rank: int) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import gemmkit as gk
 from gemmkit import distributed as gd
 from gemmkit.distributed import __main__
+from gemmkit.distributed.ranks import ranks_of
 from gemmkit.epilogues import Bias, ReLU, Scale
 from gemmkit.operators import MIN_PLUS
 from tests.distributed.scenarios import drawn, poisoned, refused, whole
@@ -144,15 +145,108 @@ def check_refusals(rank: int) -> None:
     assert torch.equal(gd.all_gather_matmul(a, b), torch.cat([a @ b] * size()))               # and nothing is out of step
 
 
+def layer(dtype: Any, turned: bool, experts: int, width: int = 16, hidden: int = 24) -> list[Any]:
+    """All ranks' gate, up and down, of either order."""
+    shapes = (experts, hidden, width), (experts, hidden, width), (experts, width, hidden)
+    matrices = [drawn(n, *shape, dtype=torch.float32).div(shape[2] ** 0.5).to(dtype) for n, shape in enumerate(shapes)]
+    return [w.mT if turned else w.mT.contiguous() for w in matrices]
+
+
+def exact_experts(x: Any, chosen: Any, weights: Any, gate: Any, up: Any, down: Any) -> Any:
+    """Each expert with all tokens, in float64."""
+    y = 0 * x
+    for e in range(gate.shape[0]):
+        weight = torch.where(chosen == e, weights, 0.0).sum(1)
+        y = y + weight[:, None] * ((torch.relu(x @ gate[e]) * (x @ up[e])) @ down[e])
+    return y
+
+
+def close(found: Any, wanted: Any, most: float) -> None:
+    assert found.shape == wanted.shape
+    assert not wanted.numel() or (found.double() - wanted).abs().max() <= most * max(1.0, float(wanted.abs().max()))
+
+
+def check_mixtures(rank: int, device: str = "cpu", of: int = 2, largest: int = 7, width: int = 16) -> None:
+    """Results and gradients of all ranks' tokens beside float64: uneven counts, a rank without tokens, experts without any,
+    numbers of none, all choices on one rank."""
+    for seed, (dtype, turned) in enumerate(((torch.float16, True), (torch.bfloat16, False))):
+        lengths, total = uneven(seed, largest), of * size()
+        made = np.random.default_rng(seed)
+        chosen = torch.from_numpy(np.argsort(made.random((sum(lengths), total + 2)), 1)[:, :3] - 1)
+        if seed:
+            chosen = chosen % of + total - of
+            chosen[::2] = torch.iinfo(chosen.dtype).min
+        x, weights, w = drawn(seed, len(chosen), width, dtype=dtype), drawn(9, len(chosen), 3), layer(dtype, turned, total, width)
+        grad = drawn(7, *x.shape, dtype=dtype)
+        wide = [y.double().requires_grad_() for y in (x, weights, *w)]
+        wanted = exact_experts(wide[0], chosen, *wide[1:])
+        gradients = torch.autograd.grad(wanted, wide, grad.double())
+        own, part, most = (lambda y: y.split(lengths)[rank]), slice(of * rank, of * rank + of), 6e-3 if dtype is torch.float16 else 4e-2
+        given = [y.detach().to(device).requires_grad_() for y in (own(x).mT.contiguous().mT, own(weights), *(y[part] for y in w))]
+        numbers = own(chosen).to(device)
+        found = gd.experts(given[0], numbers, *given[1:], "relu")
+        assert found.dtype == dtype
+        close(found.detach().cpu(), own(wanted.detach()), most)
+        of_own = torch.autograd.grad(found, given, own(grad).to(device), retain_graph=device == "cuda")
+        for one, other, y in zip(of_own, (own(gradients[0]), own(gradients[1]), *(g[part] for g in gradients[2:])), given, strict=True):
+            close(one.cpu(), other, most)
+            assert one.dtype == y.dtype
+        with torch.no_grad():                                      # which takes rows where they arrived
+            assert torch.equal(found, gd.experts(given[0], numbers if seed else numbers.int(), *given[1:], "relu"))
+        if device == "cuda":                                       # the same bits every time
+            assert all(map(torch.equal, of_own, torch.autograd.grad(found, given, own(grad).to(device))))
+
+
+def check_mixtures_of_nothing(rank: int) -> None:
+    x, w = drawn(0, 3, 16, dtype=torch.float16), [y[:1] for y in layer(torch.float16, False, 1)]
+    chosen, weights = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, 2, dtype=torch.float64)
+    assert gd.experts(x[:0], chosen[:0], weights[:0], *w).shape == (0, 16)                      # no rank has a token
+    assert not gd.experts(x, chosen - 1, weights, *w).any()                                     # no expert has one
+    assert not gd.experts(x, chosen[:, :0], weights[:, :0], *w).any()
+    assert gd.experts(x[:rank], chosen[:rank] + rank, weights[:rank], *w).shape == (rank, 16)
+    ranks = ranks_of()
+    met = ranks._met
+    gd.experts(x, chosen, weights, *w)
+    assert ranks._met == met                                                                     # known: nothing is compared
+
+
+def check_mixtures_that_are_refused(rank: int) -> None:
+    last = size() - 1
+    other = rank == last
+    x, chosen, weights, w = drawn(0, 3, 16, dtype=torch.float16), torch.zeros(3, 2).long(), torch.ones(3, 2), layer(torch.float16, False, 2)
+
+    def of(words: str, kind: type[Exception] = ValueError, **change: Any) -> None:
+        given = dict(x=x, chosen=chosen, weights=weights, gate=w[0], up=w[1], down=w[2])
+        refused(kind, words, lambda: gd.experts(**(given | change)))
+
+    def mine(words: str) -> str:
+        return words if other else f"rank {last} refuses the call"
+
+    gd.experts(x, chosen, weights, *w)                             # most refuse a call that the others know
+    of("the number of a rank's experts differs", **({name: y[:1] for name, y in zip(("gate", "up", "down"), w)} if other else {}))
+    of("the number of choices differs", **(dict(chosen=chosen[:, :1], weights=weights[:, :1]) if other else {}))
+    of("tensors that require gradients differs", x=x.clone().requires_grad_(other))
+    of(mine("chosen has shape (2, 2)"), chosen=chosen[other:])
+    of(mine("x is a ndarray; gemmkit.distributed.experts takes tensors"), TypeError if other else ValueError, x=x.numpy() if other else x)
+    shifted = torch.empty(w[0].numel() + 1, dtype=torch.float16)[1:].view_as(w[0])
+    of(mine("gate begins at an address that is not a multiple of 16 bytes"), gate=shifted if other else w[0])
+    of("TMA cannot load it", **(dict(zip(("gate", "up", "down"), layer(torch.float16, False, 2, hidden=12)))))
+    assert gd.experts(x, chosen, weights, *w).shape == (3, 16)                       # and nothing is out of step
+
+
 def check_a_rank_that_is_killed(rank: int) -> None:
     """The last one: each of the others has an error within the timeout, in a call that they know and in a new one. They come
     to the new one when they know that the first has failed, some at once and some after its timeout, which is the shorter."""
     a, b = whole(0, 2, 4), whole(1, 4, 2)
     known, new = (dist.new_group(timeout=timedelta(seconds=seconds)) for seconds in (12, 30))
+    x, w = drawn(0, 3, 16, dtype=torch.float16), layer(torch.float16, False, 1)
+    tokens = x, torch.arange(3)[:, None], torch.ones(3, 1), *w
     gd.all_gather_matmul(a, b, group=known)
+    gd.experts(*tokens, group=known)
     if rank == size() - 1:
         os._exit(0)
     refused(RuntimeError, "", lambda: gd.all_gather_matmul(a, b, group=known))
+    refused(RuntimeError, "", lambda: gd.experts(*tokens, group=known))
     refused(RuntimeError, f"rank {size() - 1} did not come", lambda: gd.all_gather_matmul(a, b, group=new))
     if rank == 0:                                              # whose process has the store that the others still ask
         time.sleep(3)

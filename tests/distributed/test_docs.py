@@ -22,4 +22,4 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert said == shown.get(block.line, "")
 
-    assert markdown.run(path, monkeypatch, rng, {}, check) == 5
+    assert markdown.run(path, monkeypatch, rng, {}, check) == 6
