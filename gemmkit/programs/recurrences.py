@@ -25,6 +25,7 @@ transformers with the delta rule over sequence length", 2024 (the same blocks, o
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass as plain_dataclass
 from typing import Any
 
@@ -36,9 +37,9 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import EXTENT
 from gemmkit.programs.chains.elements import CALLS
 from gemmkit.programs.chains.monoids import Recurrence, RoundSchedule, RoundStep, without_casts
-from gemmkit.programs.collectives import PATTERN, ROWS, StagedTile, in_steps
+from gemmkit.programs.collectives import MEETING, PATTERN, ROWS, StagedTile, UnitLowerInverse, in_steps
 from gemmkit.programs.mapping import Mapping, OutKind, Printed
-from gemmkit.programs.sums import LANES, MEETING, UnitLowerInverse
+from gemmkit.programs.sums import LANES, LINES_OF_WARP
 from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, Carried, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown, unique
@@ -55,12 +56,14 @@ IMPORTS = [
     ("gemmkit.kernels.collectives.scheduler", "Slot"), ("gemmkit.kernels.sm90.store", "own_column, own_row"),
     ("gemmkit.lang.aggregates", "convert, fill"), ("gemmkit.lang.registers", "apply, each, generate"),
     ("gemmkit.programs.collectives", "ComputedTile, F32, DirectOut, HandedProduct, Product, StagedTile, TmaOut, "
-                                     "WarpgroupPart, blocks, column_at, column_value, finite, row_of, row_value"),
-    ("gemmkit.programs.sums", "UnitLowerInverse, block_of, columns_of_lanes, cumulative, lane_row, "
-                              "leave_share, in_room, rows_of_lanes, take_share, total_of"),
+                                     "UnitLowerInverse, WarpgroupPart, blocks, column_at, column_value, finite, row_of, "
+                                     "row_value"),
+    ("gemmkit.programs.sums", "RowScan, block_of, columns_of_lanes, cumulative, lane_row, leave_share, in_room, "
+                              "rows_of_lanes, take_share, total_of"),
     ("gemmkit.ptx.arithmetic", "exp2, log2, maximum, tanh"), ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     ("gemmkit.ptx.special", "barrier, block_x, grid_x, rolled, thread_index, udiv, uniform"),
     ("gemmkit.ptx.wgmma", "grid_launch_dependents, grid_wait, named_barrier, wgmma_commit, wgmma_fence, wgmma_wait")]
+OPERANDS = {np.dtype(np.float16), np.dtype("bfloat16")}          # of products
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 
 
@@ -90,6 +93,7 @@ class RecurrencePrinter:
         self.places: dict[Any, tuple[str, RoundStep]] = {}
         self.products: dict[str, str] = {}
         self.held: dict[Any, Any] = {}               # of values, of their forms, and of scaled values
+        self.anew: dict[Value, RoundValue] = {}      # the same of what one function takes
         self.factors = of.factors or {}
         self.taken = {*arrays, *numbers, *(x.name for x in of.indices), *OWN}
 
@@ -135,9 +139,9 @@ class RecurrencePrinter:
         if dims[:1] != [self.of.t] or dims[1:] not in ([], [self.of.n]) or len(x.dims) != 2 or not whole:
             raise self.refusal(f"{parameter.name}[{shown(key)}]; a block has a round's rows, [..., {self.of.t}] or [..., "
                                f"{self.of.t}, {self.of.n or 'n'}]", x.line)
-        if np.dtype(parameter.dtype).name not in ("float16", "bfloat16"):
+        if np.dtype(parameter.dtype).name not in ("float16", "bfloat16", "float32"):
             raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; blocks of rounds that store rows are "
-                                     "float16 or bfloat16", x.line)
+                                     "float16, bfloat16 or, as values, float32", x.line)
         known = (parameter.name, *map(id, key))
         if known not in self.tiles:
             columns, name = self.columns(x), self.name(f"{parameter.name}_tile")
@@ -148,10 +152,10 @@ class RecurrencePrinter:
         return self.tiles[known]
 
     @staticmethod
-    def bytes_of(lines: int, columns: int) -> int:
-        """Of a block in shared memory, of elements of 16 bits."""
-        made = StagedTile(np.dtype(np.float16), lines, columns, 0, 0)
-        return int(-(-made.panels * made.held * made.line * 2 // PATTERN) * PATTERN)
+    def bytes_of(dtype: np.dtype, lines: int, columns: int) -> int:
+        """Of a block in shared memory."""
+        made = StagedTile(dtype, lines, columns, 0, 0)
+        return int(-(-made.panels * made.held * made.line * made.size // PATTERN) * PATTERN)
 
     def refusal(self, what: str, line: str) -> Exception:
         return refused(ValueError, f"in rounds that store rows: {what} (only .reference(...) runs others)", line)
@@ -161,7 +165,7 @@ class RecurrencePrinter:
         source, kind = without_casts(x), np.dtype(dtype)
         if (source, kind) not in self.places:
             held, lines, columns = self.matrix(source), self.of.length(source.dims[0], self.blocks), self.columns(source)
-            name, nbytes = self.name(f"{source.name or source.op}_place"), self.bytes_of(lines, columns)
+            name, nbytes = self.name(f"{source.name or source.op}_place"), self.bytes_of(kind, lines, columns)
             at = self.memory.take(nbytes, PATTERN)
             self.constants.append(f"{name} = ComputedTile({kind.name!r}, lines={lines}, columns={columns}, offset={at}, "
                                   f"stage_bytes={nbytes}, barrier={MEETING})")
@@ -181,7 +185,7 @@ class RecurrencePrinter:
         """``onto``: what it is added to."""
         a, b = x.args
         kinds = {self.dtype_of(a), self.dtype_of(b)}
-        if len(kinds) > 1 or None in kinds:
+        if len(kinds) > 1 or not kinds <= OPERANDS:
             raise refused(TypeError, "a product in rounds takes float16 or bfloat16, both operands alike: round what is "
                                      "computed, x.astype(v.dtype)", x.line)
         (dtype,) = kinds
@@ -255,10 +259,12 @@ class RecurrencePrinter:
     # -- values ---------------------------------------------------------------------------------------------------------
 
     def matrix(self, x: Value) -> RoundValue:
-        """The accumulators of a matrix."""
-        if x not in self.held:
-            self.held[x] = self._matrix(x)
-        return self.held[x]
+        """The accumulators of a matrix. Blocks of arrays, and sums along rows, are made anew wherever they are taken:
+        registers are scarcer than shared memory."""
+        held = self.anew if x.op in ("load", "cumsum") else self.held
+        if x not in held:
+            held[x] = self._matrix(x)
+        return held[x]
 
     def _matrix(self, x: Value) -> RoundValue:
         if x.op == "dot":
@@ -266,9 +272,11 @@ class RecurrencePrinter:
         if x.op == "load":
             tile, names = self.staged(x), tuple(self.name(f"{x.data[0].name}_block") for _ in range(self.parts(x)))
             lines = [f"{name} = block_of({tile}, at, {self.group(n)})" for n, name in enumerate(names)]
-            return RoundValue(names, self.step(names, lines, []))
+            return RoundValue(names, self.step(names, lines, [], is_late=True))
         if x.op == "inverse":
             return self._inverse(x)
+        if x.op == "cumsum":
+            return self._sums_along(x)
         if x.op == "add":
             for product, other in (x.args, x.args[::-1]):
                 if product.op == "dot" and self.of.uses[product] == 1 and other.dims == x.dims == product.dims:
@@ -283,14 +291,39 @@ class RecurrencePrinter:
         solver = self.constant("solver", f"UnitLowerInverse({self.memory.take(UnitLowerInverse.nbytes, 16)})")
         return RoundValue((name,), self.step((name,), [f"{name} = {solver}.of({held.names[0]})"], [held.step]))
 
+    def scan(self, x: Value, parts: int = 1, after: bool = False) -> tuple[str, RoundValue]:
+        """The scan of a block's rows, and the sums that each warp has of its own."""
+        if ("scan", x) not in self.held:
+            held, columns = self.matrix(x), self.columns(x)
+            at = self.memory.take(4 * columns * self.length // LINES_OF_WARP, 16)
+            name, sums = self.name("scan"), self.name(f"{x.name or x.op}_sums")
+            self.held["scan", x] = name, at, RoundValue((sums,), self.step(
+                (sums,), [f"{sums} = {name}.of_warp({held.names[0]}, group, room)"], [held.step], puts=name))
+            self.constants.append(f"{name} = RowScan(lines={self.length}, columns={columns}, offset={at}, piece=1, after=False)")
+        name, at, sums = self.held["scan", x]
+        piece = self.length // LINES_OF_WARP // parts
+        if piece > 1 or after:
+            made = f"RowScan(lines={self.length}, columns={self.columns(x)}, offset={at}, piece={piece}, after={after})"
+            return self.constant(f"{name}_{'after' if after else 'of'}_{piece}", made), sums
+        return name, sums
+
+    def _sums_along(self, x: Value) -> RoundValue:
+        parts, after = x.data
+        scan, sums = self.scan(x.args[0], parts, after)
+        if self.length == LINES_OF_WARP * parts and not after:
+            return sums
+        name, (given,) = self.name(x.name or "sums"), sums.names
+        return RoundValue((name,), self.step((name,), [f"{name} = {scan}.of_piece({given}, group)"], [sums.step],
+                                             takes=(self.held["scan", x.args[0]][0],), is_late=True))
+
     def _mapped(self, x: Value) -> RoundValue:
         """Element by element."""
         names, lines, needs = list[str](), list[str](), list[RoundStep | None]()
-        function = self.name(f"make_{x.name or x.op}")
+        function, outer, self.anew = self.name(f"make_{x.name or x.op}"), self.anew, {}
         for part in range(self.parts(x)):
             text = ElementText(self, x, part)
             body = text.of(x, top=True)
-            extra, given = ("".join(f", {word}" for word in words) for words in (text.extra, text.extra.values()))
+            extra, given = listed(text.extra), listed(text.extra.values())
             name = self.name(x.name or "value")
             if text.first:
                 lines.append(f"{name} = apply({function}, {text.first}{given})")
@@ -302,6 +335,7 @@ class RecurrencePrinter:
                 self.functions.append(f"{head}\n    return {body}")
             names.append(name)
             needs += text.needs
+        self.anew = outer
         return RoundValue(tuple(names), self.step(tuple(names), lines, needs))
 
     def vector(self, x: Value) -> RoundValue:
@@ -331,13 +365,15 @@ class RecurrencePrinter:
             self.begin.append(f"{name} = {coming}")
             return RoundValue((name,), None)
         if x.op == "cumsum":
+            if x.data != (1, False):
+                raise self.refusal("cumsum of a value of each row has neither parts= nor after=", x.line)
             held = self.vector(x.args[0])
             return RoundValue((name,), self.step((name,), [f"{name} = cumulative({held.names[0]})"], [held.step]))
         text, function = ElementText(self, x, 0), self.name(f"make_{name}")
         body = text.of(x, top=True)
-        extra, given = ("".join(f", {word}" for word in words) for words in (text.extra, text.extra.values()))
-        self.functions.append(f"def {function}(i{extra}):\n    return {body}")
-        return RoundValue((name,), self.step((name,), [f"{name} = generate({count}, {function}{given})"], text.needs))
+        self.functions.append(f"def {function}(i{listed(text.extra)}):\n    return {body}")
+        lines = [f"{name} = generate({count}, {function}{listed(text.extra.values())})"]
+        return RoundValue((name,), self.step((name,), lines, text.needs))
 
     def reads(self, parameter: Parameter, x: Value) -> None:
         if np.dtype(parameter.dtype).kind != "f" and np.dtype(parameter.dtype).name != "bfloat16":
@@ -357,6 +393,8 @@ class RecurrencePrinter:
 
     def converted(self, x: Value, form: str) -> RoundValue:
         """A value of rows as a matrix takes it: of its ``rows``, or of its ``columns``."""
+        if not self.of.is_block(x.dims[0]):
+            return self.of_keys(x, form)
         held = self.vector(x)
         if (form, held.names) not in self.held:
             name = self.name(f"{held.names[0]}_{form}")
@@ -364,6 +402,38 @@ class RecurrencePrinter:
             self.held[form, held.names] = RoundValue((name,), self.step(
                 (name,), [f"{name} = {form}_of_lanes({held.names[0]}, {how})"], [held.step]))
         return self.held[form, held.names]
+
+    def of_keys(self, x: Value, form: str) -> RoundValue:
+        """A value of each column of a block, as the rows or the columns of a matrix take it."""
+        if (form, x) in self.held:
+            return self.held[form, x]
+        rows, wanted = self.of.length(x.dims[0], self.blocks), f"{x.name or x.op}_{form}"
+        if rows % (ROWS * self.mapping.warpgroups) and form == "rows":
+            raise self.refusal(f"a value of {rows} rows", x.line)
+        groups = [self.group(n) for n in range(rows // (ROWS * self.mapping.warpgroups) if form == "rows" else 1)]
+        names = tuple(self.name(wanted) for _ in groups)
+        if x.op == "rowsum" and x.args[0].op == "transpose" and self.of.is_block(x.args[0].args[0].dims[0]):
+            inner = x.args[0].args[0]
+            scan, sums = self.scan(inner)
+            lines = [f"{name} = {scan}.rows({group})" if form == "rows" else f"{name} = {scan}.own_columns()"
+                     for name, group in zip(names, groups)]
+            made = self.step(names, lines, [sums.step], takes=(self.held["scan", inner][0],))
+        elif x.op in ("load", "rowsum", "rowmax"):
+            raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block, or sums of its "
+                               "columns", x.line)
+        else:
+            count = 2 if form == "rows" else in_steps(rows) // 4
+            lines, needs, function = [], list[RoundStep | None](), self.name(f"make_{wanted}")
+            for part, name in enumerate(names):
+                text = ElementText(self, x, part, form)
+                body = text.of(x, top=True)
+                if part == 0:
+                    self.functions.append(f"def {function}(i{listed(text.extra)}):\n    return {body}")
+                lines.append(f"{name} = generate({count}, {function}{listed(text.extra.values())})")
+                needs += text.needs
+            made = self.step(names, lines, needs)
+        self.held[form, x] = RoundValue(names, made)
+        return self.held[form, x]
 
     def scalar(self, x: Value) -> RoundValue:
         """A number of the tile, or of the round."""
@@ -518,7 +588,8 @@ class RecurrencePrinter:
 
     def ring(self) -> int:
         """Lay the stages; how many."""
-        widths = {name: self.bytes_of(self.length, self.columns_of(name)) for name in self.loads}
+        widths = {name: self.bytes_of(np.dtype(parameter.dtype), self.length, self.columns_of(name))
+                  for name, (parameter, _) in self.loads.items()}
         if not widths:
             raise self.refusal("no block of an array is taken", self.of.rounds.line)
         self.nbytes, used = sum(widths.values()), -(-self.memory.nbytes // PATTERN) * PATTERN + 512
@@ -596,6 +667,11 @@ class RecurrencePrinter:
         return [*lines, f"    return ({''.join(f'{x}, ' for x in found)})"]
 
 
+def listed(words: Iterable[str]) -> str:
+    """Arguments behind others."""
+    return "".join(f", {word}" for word in words)
+
+
 def lines_of(depth: int, lines: list[str]) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
@@ -671,10 +747,10 @@ def consume({rest}, group):
 
 class ElementText:
     """The text of an element of a value. ``first``: the accumulators that it goes along; ``extra``: what else its function
-    takes, and what is given."""
+    takes, and what is given; ``form``: of values of each key, in `RecurrencePrinter.of_keys`."""
 
-    def __init__(self, printer: RecurrencePrinter, root: Value, part: int):
-        self.printer, self.root, self.part = printer, root, part
+    def __init__(self, printer: RecurrencePrinter, root: Value, part: int, form: str = ""):
+        self.printer, self.root, self.part, self.form = printer, root, part, form
         self.first, self.formal = "", dict[str, str]()
         self.extra: dict[str, str] = {}
         self.needs: list[RoundStep | None] = []
@@ -698,7 +774,7 @@ class ElementText:
         if x.op == "coordinate":
             return f"convert(F32, {self._place(x)})"
         if len(x.dims) == 2:
-            if x.op not in ("dot", "load", "carried", "inverse") and printer.of.uses.get(x, 0) < 2 and not self._adds(x):
+            if x.op not in ("dot", "load", "carried", "inverse", "cumsum") and printer.of.uses.get(x, 0) < 2 and not self._adds(x):
                 return None
             if x.dims != self.root.dims:
                 raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix of ({shown(self.root.dims)})", x.line)
@@ -712,14 +788,17 @@ class ElementText:
             self.extra[short] = name
             return f"{short}[i]"
         if len(x.dims) == 1 and len(self.root.dims) == 2:
-            form = "rows" if x.dims[0] is self.root.dims[0] else "columns"
+            if self.root.dims[0] == self.root.dims[1]:
+                raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix whose rows and columns are as long; let tiles "
+                                      "have columns, v[h, t, n]", x.line)
+            form = "rows" if x.dims[0] == self.root.dims[0] else "columns"
             held = printer.converted(x, form)
             self._extra(held)
             return f"{form[:-1]}_value({held.names[0]}, i)"
         if len(x.dims) == 1:
-            if x.op not in ("load", "cumsum", "transpose") and printer.of.uses.get(x, 0) < 2:
+            if x.op not in ("load", "cumsum", "transpose", "rowsum") and printer.of.uses.get(x, 0) < 2:
                 return None
-            held = printer.vector(x)
+            held = printer.of_keys(x, self.form) if self.form else printer.vector(x)
             self._extra(held)
             return f"{held.names[0]}[i]"
         held = printer.scalar(x)
@@ -728,7 +807,7 @@ class ElementText:
 
     def _extra(self, held: RoundValue) -> None:
         self.needs.append(held.step)
-        self.extra[held.names[0].removeprefix("sizes.")] = held.names[0]
+        self.extra[held.names[0].removeprefix("sizes.")] = held.names[min(self.part, len(held.names) - 1)]
 
     def _adds(self, x: Value) -> bool:
         """Whether it is a sum with a product, which the product is added to."""
@@ -737,6 +816,10 @@ class ElementText:
     def _operation(self, x: Value) -> str:
         if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
             return self._compared(x)
+        if x.op == "diagonal":
+            size = self.printer.length // x.data
+            self.extra["piece"] = f"udiv(({self.printer.group(self.part)}) * {ROWS} + own_row(), {size})"
+            return f"{self.of(x.args[0])} if udiv(column_at(i), {size}) == piece else 0.0"
         if x.op == "cast" or x.op == EXTENT or x.op not in (*WRITTEN, *CALLS, "exp", "log"):
             what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
             raise self.printer.refusal(f"{what}; astype makes operands of products, and what else is computed is element by "

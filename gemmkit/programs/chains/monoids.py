@@ -624,7 +624,8 @@ def _unify(of: Recurrence) -> None:
         if x not in found:
             x.args = tuple(map(one, x.args))
             data = (x.data[0].name, *map(id, x.data[1])) if x.op == "load" else x.data
-            key = id(x) if x.op in ("carried", "after") else (x.op, *map(id, x.args), *map(id, x.dims), data)
+            dims = (d if isinstance(d, Axis) else id(d) for d in x.dims)
+            key = id(x) if x.op in ("carried", "after") else (x.op, *map(id, x.args), *dims, data)
             found[x] = known.setdefault(key, x)
         return found[x]
 
@@ -658,7 +659,8 @@ def without_casts(x: Value) -> Value:
 @dataclass(eq=False)
 class RoundStep:
     """What stands in a round: lines that make ``names`` after the steps that it ``needs``. ``is_product``: it is under way
-    until a wait; ``onto``: the step whose accumulators it adds to; ``puts`` and ``takes``: places of shared memory."""
+    until a wait; ``onto``: the step whose accumulators it adds to; ``puts`` and ``takes``: places of shared memory.
+    ``is_late``: it stands right before the first step that needs it, so that what it reads is not in registers for long."""
 
     names: tuple[str, ...]
     lines: list[str]
@@ -667,6 +669,11 @@ class RoundStep:
     onto: RoundStep | None = None
     puts: str = ""
     takes: tuple[str, ...] = ()
+    is_late: bool = False
+
+    def late(self, done: set[RoundStep]) -> list[RoundStep]:
+        """Steps that stand before it."""
+        return [x for x in self.needs if x.is_late and x not in done]
 
 
 class RoundSchedule:
@@ -682,10 +689,12 @@ class RoundSchedule:
     def ordered(self) -> list[str]:
         lines, left = list[str](), list(self.steps)
         while left:
-            ready = [x for x in left if all(y in self.done for y in x.needs)]
-            step = min(ready, key=lambda x: (self._rank(x), self.steps.index(x)))
-            lines += self._begun(step)
-            left.remove(step)
+            ready = [x for x in left if not x.is_late and all(y in self.done for z in [x, *x.late(self.done)] for y in z.needs
+                                                              if not y.is_late)]
+            chosen = min(ready, key=lambda x: (self._rank(x), self.steps.index(x)))
+            for step in [*chosen.late(self.done), chosen]:
+                lines += self._begun(step)
+                left.remove(step)
         return [*lines, *self._waited(0)]
 
     def _awaited(self, step: RoundStep) -> list[RoundStep]:
@@ -696,7 +705,8 @@ class RoundSchedule:
         awaited = self._awaited(step)
         if awaited:
             return 3, max(map(self.flying.index, awaited))
-        return (0 if step.is_product and self.unmet.isdisjoint(step.takes) else 2 if step.is_product else 1), 0
+        takes = [place for x in [step, *step.late(self.done)] for place in x.takes]
+        return (2 if not self.unmet.isdisjoint(takes) else 0 if step.is_product else 1), 0
 
     def _begun(self, step: RoundStep) -> list[str]:
         lines, awaited = list[str](), self._awaited(step)
