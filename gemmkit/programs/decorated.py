@@ -606,7 +606,7 @@ def cumsum(x: Any, parts: int = 1, after: bool = False) -> Any:
 
 
 def block_diagonal(x: Any, parts: int) -> Any:
-    """The elements of ``x`` whose row and column are in the same one of ``parts`` (1, 2 or 4) equal parts of a round's block;
+    """The elements of ``x`` whose row and column are in the same one of ``parts`` equal parts of a round's block, 1, 2 or 4;
     0 in place of others. Rows and columns of ``x`` are the same block of a round: ``q[h, t] @ k[h, t].T``.
 
     Raises ValueError for other values, and for other numbers of parts."""

@@ -24,8 +24,6 @@ transformers with the delta rule over sequence length", 2024 (the same blocks, o
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass as plain_dataclass
 from typing import Any
 
@@ -34,15 +32,13 @@ import numpy as np
 from gemmkit.kernels.collectives.pipeline import Pipeline, SharedMemory
 from gemmkit.kernels.sm90.store import Panels
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import EXTENT
-from gemmkit.programs.chains.elements import CALLS
-from gemmkit.programs.chains.monoids import Recurrence, RoundSchedule, RoundStep, without_casts
 from gemmkit.programs.collectives import MEETING, PATTERN, ROWS, StagedTile, UnitLowerInverse, in_steps
 from gemmkit.programs.mapping import Mapping, OutKind, Printed
+from gemmkit.programs.rounds import LOG2_E, ElementText, Recurrence, RoundSchedule, RoundStep, listed, without_casts
 from gemmkit.programs.sums import LANES, LINES_OF_WARP
-from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack, parts_of_stacks
-from gemmkit.programs.trace import COMPARISONS, Carried, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown, unique
+from gemmkit.programs.text import name_of_stack, parts_of_stacks
+from gemmkit.programs.trace import Carried, StoreStatement, Value
+from gemmkit.programs.values import Axis, Parameter, number_text, refused, shown, unique
 from gemmkit.runtime.device import DeviceInfo
 
 # --------------------------------------------------------------------------------------------------
@@ -63,8 +59,8 @@ IMPORTS = [
     ("gemmkit.ptx.arithmetic", "exp2, log2, maximum, tanh"), ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     ("gemmkit.ptx.special", "barrier, block_x, grid_x, rolled, thread_index, udiv, uniform"),
     ("gemmkit.ptx.wgmma", "grid_launch_dependents, grid_wait, named_barrier, wgmma_commit, wgmma_fence, wgmma_wait")]
+HANDED = 64                            # columns of a left operand that stays in registers, unless they are a block's rows
 OPERANDS = {np.dtype(np.float16), np.dtype("bfloat16")}          # of products
-LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 
 
 @plain_dataclass
@@ -205,7 +201,7 @@ class RecurrencePrinter:
         self.columns(x)
         right, right_slot, right_transposed = operand(b)
         more = ", b_transposed=True" if right_transposed else ""
-        is_handed = a.op == "cast"
+        is_handed = a.op == "cast" and (self.of.is_block(a.dims[1]) or self.columns(a) <= HANDED)
         if is_handed:
             source = without_casts(a)
             held = self.masked(source)
@@ -291,30 +287,29 @@ class RecurrencePrinter:
         solver = self.constant("solver", f"UnitLowerInverse({self.memory.take(UnitLowerInverse.nbytes, 16)})")
         return RoundValue((name,), self.step((name,), [f"{name} = {solver}.of({held.names[0]})"], [held.step]))
 
-    def scan(self, x: Value, parts: int = 1, after: bool = False) -> tuple[str, RoundValue]:
-        """The scan of a block's rows, and the sums that each warp has of its own."""
+    def scan(self, x: Value, parts: int = 0, after: bool = False) -> tuple[str, str, RoundValue]:
+        """Of a block's sums along rows: the scan that has so many ``parts`` (0: those of warps), the place in shared memory
+        where warps leave their sums, and the sums that each has of its own rows."""
+        warps, columns = self.length // LINES_OF_WARP, self.columns(x)
         if ("scan", x) not in self.held:
-            held, columns = self.matrix(x), self.columns(x)
-            at = self.memory.take(4 * columns * self.length // LINES_OF_WARP, 16)
-            name, sums = self.name("scan"), self.name(f"{x.name or x.op}_sums")
-            self.held["scan", x] = name, at, RoundValue((sums,), self.step(
-                (sums,), [f"{sums} = {name}.of_warp({held.names[0]}, group, room)"], [held.step], puts=name))
-            self.constants.append(f"{name} = RowScan(lines={self.length}, columns={columns}, offset={at}, piece=1, after=False)")
-        name, at, sums = self.held["scan", x]
-        piece = self.length // LINES_OF_WARP // parts
-        if piece > 1 or after:
-            made = f"RowScan(lines={self.length}, columns={self.columns(x)}, offset={at}, piece={piece}, after={after})"
-            return self.constant(f"{name}_{'after' if after else 'of'}_{piece}", made), sums
-        return name, sums
+            self.held["scan", x] = self.memory.take(4 * columns * warps, 16)
+        shape = f"lines={self.length}, columns={columns}, offset={self.held['scan', x]}"
+        place = self.constant("scan", f"RowScan({shape}, piece=1, after=False)")
+        if ("sums", x) not in self.held:
+            held, sums = self.matrix(x), self.name(f"{x.name or x.op}_sums")
+            self.held["sums", x] = RoundValue((sums,), self.step(
+                (sums,), [f"{sums} = {place}.of_warp({held.names[0]}, group, room)"], [held.step], puts=place))
+        piece = warps // (parts or warps)
+        made = f"RowScan({shape}, piece={piece}, after={after})"
+        return self.constant(f"{place}_{'after' if after else 'of'}_{piece}", made), place, self.held["sums", x]
 
     def _sums_along(self, x: Value) -> RoundValue:
-        parts, after = x.data
-        scan, sums = self.scan(x.args[0], parts, after)
-        if self.length == LINES_OF_WARP * parts and not after:
+        scan, place, sums = self.scan(x.args[0], *x.data)
+        if scan == place:
             return sums
         name, (given,) = self.name(x.name or "sums"), sums.names
         return RoundValue((name,), self.step((name,), [f"{name} = {scan}.of_piece({given}, group)"], [sums.step],
-                                             takes=(self.held["scan", x.args[0]][0],), is_late=True))
+                                             takes=(place,), is_late=True))
 
     def _mapped(self, x: Value) -> RoundValue:
         """Element by element."""
@@ -413,14 +408,13 @@ class RecurrencePrinter:
         groups = [self.group(n) for n in range(rows // (ROWS * self.mapping.warpgroups) if form == "rows" else 1)]
         names = tuple(self.name(wanted) for _ in groups)
         if x.op == "rowsum" and x.args[0].op == "transpose" and self.of.is_block(x.args[0].args[0].dims[0]):
-            inner = x.args[0].args[0]
-            scan, sums = self.scan(inner)
+            scan, place, sums = self.scan(x.args[0].args[0])
             lines = [f"{name} = {scan}.rows({group})" if form == "rows" else f"{name} = {scan}.own_columns()"
                      for name, group in zip(names, groups)]
-            made = self.step(names, lines, [sums.step], takes=(self.held["scan", inner][0],))
+            made = self.step(names, lines, [sums.step], takes=(place,))
         elif x.op in ("load", "rowsum", "rowmax"):
-            raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block, or sums of its "
-                               "columns", x.line)
+            raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block, or sums of "
+                               "its columns", x.line)
         else:
             count = 2 if form == "rows" else in_steps(rows) // 4
             lines, needs, function = [], list[RoundStep | None](), self.name(f"make_{wanted}")
@@ -667,11 +661,6 @@ class RecurrencePrinter:
         return [*lines, f"    return ({''.join(f'{x}, ' for x in found)})"]
 
 
-def listed(words: Iterable[str]) -> str:
-    """Arguments behind others."""
-    return "".join(f", {word}" for word in words)
-
-
 def lines_of(depth: int, lines: list[str]) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
@@ -743,121 +732,3 @@ def consume({rest}, group):
         tile = rolled(tile + grid_x())
 {finish}
 {functions}'''
-
-
-class ElementText:
-    """The text of an element of a value. ``first``: the accumulators that it goes along; ``extra``: what else its function
-    takes, and what is given; ``form``: of values of each key, in `RecurrencePrinter.of_keys`."""
-
-    def __init__(self, printer: RecurrencePrinter, root: Value, part: int, form: str = ""):
-        self.printer, self.root, self.part, self.form = printer, root, part, form
-        self.first, self.formal = "", dict[str, str]()
-        self.extra: dict[str, str] = {}
-        self.needs: list[RoundStep | None] = []
-
-    def of(self, x: Value, top: bool = False) -> str:
-        if x is not self.root or x.op in ("dot", "load", "carried", "inverse", "cumsum", "total"):
-            known = self._known(x)
-            if known is not None:
-                return known
-        text = self._operation(x)
-        return text if top or x.op in CALLS or x.op in ("exp", "log") else f"({text})"
-
-    def outside(self, text: str) -> str:
-        """Of a number: with what is given in place of what a function would take."""
-        return re.sub(r"[A-Za-z_]\w*", lambda name: self.extra.get(name[0], name[0]), text)
-
-    def _known(self, x: Value) -> str | None:
-        printer = self.printer
-        if x.op == "const":
-            return number_text(float(x.data))
-        if x.op == "coordinate":
-            return f"convert(F32, {self._place(x)})"
-        if len(x.dims) == 2:
-            if x.op not in ("dot", "load", "carried", "inverse", "cumsum") and printer.of.uses.get(x, 0) < 2 and not self._adds(x):
-                return None
-            if x.dims != self.root.dims:
-                raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix of ({shown(self.root.dims)})", x.line)
-            held = printer.matrix(x)
-            self.needs.append(held.step)
-            name, short = held.names[self.part], held.names[0]
-            if not self.first:
-                self.first, self.formal[name] = name, short
-            if name == self.first:
-                return short
-            self.extra[short] = name
-            return f"{short}[i]"
-        if len(x.dims) == 1 and len(self.root.dims) == 2:
-            if self.root.dims[0] == self.root.dims[1]:
-                raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix whose rows and columns are as long; let tiles "
-                                      "have columns, v[h, t, n]", x.line)
-            form = "rows" if x.dims[0] == self.root.dims[0] else "columns"
-            held = printer.converted(x, form)
-            self._extra(held)
-            return f"{form[:-1]}_value({held.names[0]}, i)"
-        if len(x.dims) == 1:
-            if x.op not in ("load", "cumsum", "transpose", "rowsum") and printer.of.uses.get(x, 0) < 2:
-                return None
-            held = printer.of_keys(x, self.form) if self.form else printer.vector(x)
-            self._extra(held)
-            return f"{held.names[0]}[i]"
-        held = printer.scalar(x)
-        self._extra(held)
-        return held.names[0].removeprefix("sizes.")
-
-    def _extra(self, held: RoundValue) -> None:
-        self.needs.append(held.step)
-        self.extra[held.names[0].removeprefix("sizes.")] = held.names[min(self.part, len(held.names) - 1)]
-
-    def _adds(self, x: Value) -> bool:
-        """Whether it is a sum with a product, which the product is added to."""
-        return x.op == "add" and any(y.op == "dot" for y in x.args)
-
-    def _operation(self, x: Value) -> str:
-        if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
-            return self._compared(x)
-        if x.op == "diagonal":
-            size = self.printer.length // x.data
-            self.extra["piece"] = f"udiv(({self.printer.group(self.part)}) * {ROWS} + own_row(), {size})"
-            return f"{self.of(x.args[0])} if udiv(column_at(i), {size}) == piece else 0.0"
-        if x.op == "cast" or x.op == EXTENT or x.op not in (*WRITTEN, *CALLS, "exp", "log"):
-            what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
-            raise self.printer.refusal(f"{what}; astype makes operands of products, and what else is computed is element by "
-                                       "element", x.line)
-        if x.op == "exp" and len(self.root.dims) == 2 and x.args[0].op == "sub" and all(
-                len(y.dims) == 1 and y.op != "coordinate" for y in x.args[0].args):
-            a, b = (self.of(self.printer.scaled(y)) for y in x.args[0].args)       # once a row, not once an element
-            return f"exp2({a} - {b})"
-        args = [self.of(y) for y in x.args]
-        if x.op in CALLS and x.op not in ("max", "abs"):
-            args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
-        if x.op == "exp":
-            return f"exp2({args[0]} * {LOG2_E})"
-        if x.op == "log":
-            return f"(log2({args[0]}) * {LN_2})"
-        return WRITTEN[x.op].format(*args) if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
-
-    def _compared(self, x: Value) -> str:
-        """Of places: what differs from element to element is a constant."""
-        found = [self._place(y) for y in x.args]
-        if len(self.root.dims) == 2 and {*found} == {"row + row_of(i)", "column + column_at(i)"}:
-            (small, one), (large, other) = (text.split(" + ") for text in found)
-            self.extra["further"] = f"{self.extra.pop(large)} - ({self.extra.pop(small)})"
-            return f"{one} - {other} {SIGNS[x.op]} further"
-        return f"{found[0]} {SIGNS[x.op]} {found[1]}"
-
-    def _place(self, x: Value) -> str:
-        """A whole number: where the element is."""
-        dim, of = x.data, self.printer.of
-        if isinstance(dim, Index) and dim.stack:
-            self.extra[name_of_stack(dim)] = dim.of_loop.name
-            return dim.text(name_of_stack)
-        begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
-        if len(self.root.dims) == 1:
-            self.extra["at_begin"] = begin
-            return "at_begin + lane_row(i)"
-        if dim is self.root.dims[0]:
-            self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
-            return "row + row_of(i)"
-        self.extra["column"] = f"{begin} + own_column()"
-        return "column + column_at(i)"

@@ -504,11 +504,11 @@ class RowScan(Component):
 
     def rows(self, group: int) -> tuple:
         """Sums of whole columns, as a thread's two rows of another matrix take them."""
-        return generate(2, sum_of_row, self, group * ROWS + own_row())
+        return generate(2, sum_of_column, self, group * ROWS + own_row(), 1)
 
     def own_columns(self) -> tuple:
         """The same for the columns that a thread has."""
-        return generate(self.columns // 4, sum_of_own, self)
+        return generate(self.columns // 4, sum_of_column, self, own_column(), 2)
 
     def at(self, warp: int, column: int, count: int) -> tuple:
         return load_shared(shared(F32, self.offset), warp * self.columns, column, count)
@@ -551,12 +551,8 @@ def with_others(x: Numeric, i: int, sums: tuple, of: RowScan) -> Any:
     return sums[i % 2] - x if of.after else sums[i % 2] + x
 
 
-def sum_of_row(i: int, of: RowScan, row: int) -> Any:
-    return fold(of.warps, add_warp, convert(F32, 0.0), of, row + i * 8)
-
-
-def sum_of_own(i: int, of: RowScan) -> Any:
-    return fold(of.warps, add_warp, convert(F32, 0.0), of, i // 2 * 8 + own_column() + i % 2)
+def sum_of_column(i: int, of: RowScan, first: int, pair: int) -> Any:
+    return fold(of.warps, add_warp, convert(F32, 0.0), of, first + i // pair * 8 + i % pair)
 
 
 def add_warp(x: Numeric, n: int, of: RowScan, column: int) -> Any:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from examples.recurrences import delta_states, delta_updates, gated_delta_rule, linear_attention, state_space, until
+from examples.recurrences import (
+    delta_states,
+    delta_updates,
+    gated_delta_rule,
+    gated_linear_attention,
+    linear_attention,
+    state_space,
+    until,
+)
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.plans.ahead import recorded
@@ -22,11 +30,11 @@ F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np
 
 
 def steps(q: Any, k: Any, v: Any, g: Any, beta: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence in float64, step by step: results, and the last states."""
+    """The recurrence in float64, step by step: results, and the last states. ``g``: of each row, or of each key."""
     q, k, v, g = (x.astype(np.float64) for x in (q, k, v, g))
     state, out = np.zeros((len(q), k.shape[2], v.shape[2])), np.empty(v.shape)
     for t in range(q.shape[1]):
-        state = state * np.exp(g[:, t, None, None])
+        state = state * np.exp(g[:, t].reshape(len(q), -1, 1))
         new = v[:, t]
         if beta is not None:
             new = beta[:, t, None].astype(np.float64) * (new - np.einsum("hd,hdw->hw", k[:, t], state))
@@ -68,6 +76,87 @@ def test_linear_attention(machine: Any, name: str, rng: np.random.Generator) -> 
         linear_attention(*(machine.array(x) for x in given), out, mapping=mapping)
         found = machine.numpy(out)
     close(found, steps(*given)[0], dtype)
+
+
+def gates(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, least: float = -np.inf) -> np.ndarray:
+    """Logarithms of decays as GLA has them: logsigmoid(x) / 16; or of [``least``, 0]."""
+    drawn = -np.logaddexp(0.0, -rng.standard_normal(shape)) / 16 if least == -np.inf else rng.uniform(least, 0.0, shape)
+    return drawn.astype(dtype)
+
+
+#: Heads, rows, key width, width, dtype, dtype of decays, the least one, the mapping.
+GATED: dict[str, tuple[int, int, int, int, Any, Any, float, gk.Mapping]] = {
+    "one row": (1, 1, 64, 8, F16, F32, -np.inf, PARTS), "one half": (1, 32, 64, 32, F16, F16, -np.inf, PARTS),
+    "odd rows": (2, 131, 64, 40, F16, F32, -np.inf, PARTS), "bfloat16": (1, 100, 64, 64, BF16, BF16, -np.inf, gk.Mapping({"n": 64})),
+    "wide keys": (1, 150, 128, 24, F16, F16, -np.inf, PARTS), "fast decays": (1, 200, 64, 32, F16, F32, -1.0, PARTS),
+    "faster decays": (1, 200, 64, 32, BF16, F32, -7.0, PARTS), "no decays": (1, 70, 64, 32, F16, F32, 0.0, PARTS),
+}
+
+
+@on_machines
+@pytest.mark.parametrize("name", GATED)
+def test_gated_linear_attention(machine: Any, name: str, rng: np.random.Generator) -> None:
+    """Operands are views of longer rows, and results of misaligned ones."""
+    heads, rows, key, width, dtype, kind, least, mapping = GATED[name]
+    q, k, v, _ = drawn(rng, heads, rows, key, width, dtype)
+    both, g = np.concatenate((q, k), 2), gates(rng, (heads, rows, key), kind, least)
+    with machine.session():
+        out, held = machine.array(np.full((heads, rows, width + 1), np.nan, dtype)), machine.array(both)
+        gated_linear_attention(held[:, :, :key], held[:, :, key:], machine.array(v), machine.array(g), out[:, :, 1:], mapping=mapping)
+        found = machine.numpy(out)
+    assert np.isnan(found[:, :, 0].astype(float)).all()
+    close(found[:, :, 1:], steps(q, k, v, g)[0], dtype)
+
+
+@on_machines
+def test_decays_beyond_the_range(machine: Any, rng: np.random.Generator) -> None:
+    """A half block that decays by more than float16 holds makes NaN or infinities, and no number that is wrong."""
+    q, k, v, _ = drawn(rng, 1, 64, 64, 32)
+    given = (q, k, v, np.full(k.shape, -2.0, F16))
+    with machine.session():
+        out = machine.array(np.zeros(v.shape, F16))
+        gated_linear_attention(*map(machine.array, given), out, mapping=PARTS)
+        found = machine.numpy(out).astype(float)
+    wanted, is_there = steps(*given)[0], np.isfinite(found)
+    assert not is_there.all()
+    close(found[is_there], wanted[is_there], F16)
+
+
+def in_parts(parts: int, after: bool) -> gk.Program:
+    @gk.program
+    def program(q: Any, k: Any, v: Any, g: Any, c: Any, y: Any) -> None:
+        """Sums along rows, with those of whole blocks less those until a row; and parts of a product of a block."""
+        for h in gp.parallel(q.count):
+            for t in gp.sequential(q.rows):
+                rest = g[h, t].sum(axis=0) - gp.cumsum(g[h, t])
+                c[h, t] = gp.cumsum(g[h, t], parts=parts, after=after) + 100.0 * rest
+                y[h, t] = gp.block_diagonal(q[h, t] @ k[h, t].T, parts=parts).astype(v.dtype) @ v[h, t]
+
+    return program
+
+
+@on_machines
+@pytest.mark.parametrize(("parts", "after", "warpgroups"), [(1, True, 1), (2, False, 1), (4, False, 1), (4, True, 1), (1, False, 2),
+                                                            (2, True, 2), (4, False, 2)])
+def test_parts_of_blocks(machine: Any, parts: int, after: bool, warpgroups: int, rng: np.random.Generator) -> None:
+    rows, block, program = 150, 64 * warpgroups, in_parts(parts, after)
+    q, k, v, _ = drawn(rng, 2, rows, 64, 32)
+    g = rng.standard_normal((2, rows, 40)).astype(F32)
+    with machine.session():
+        c, y = machine.array(np.full(g.shape, np.nan, F32)), machine.array(np.full(v.shape, np.nan, F16))
+        program(*map(machine.array, (q, k, v, g)), c, y, mapping=gk.Mapping(warpgroups=warpgroups))
+        found = machine.numpy(c), machine.numpy(y)
+    sums, wanted, place = np.empty(g.shape), np.empty(v.shape), np.arange(rows)
+    for first in range(0, rows, block):
+        here = slice(first, min(first + block, rows))
+        x, own = g[:, here].astype(float), (place[here] - first) // (block // parts)
+        later, is_own = place[here, None] < place[here], own[:, None] == own
+        sums[:, here] = ((later if after else ~later) & is_own) @ x + 100.0 * (later @ x)
+        wanted[:, here] = ((q[:, here].astype(float) @ k[:, here].astype(float).swapaxes(1, 2)) * is_own) @ v[:, here]
+    np.testing.assert_allclose(found[0], sums, atol=2e-6 * np.abs(sums).max())
+    close(found[1], wanted, F16)
+    reference = program.reference(q, k, v, g, np.empty(g.shape), np.empty(v.shape), block=block)
+    np.testing.assert_allclose(reference[0], sums, atol=1e-9)
 
 
 @gk.program
