@@ -52,8 +52,9 @@ def _gated(q, k, v, g, o, T, D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, 
     state = tl.zeros((D, N), tl.float32)
     for t in range(0, T, C):
         rows = h * T + t + i
-        decays = tl.load(g + rows[:, None] * D + d[None]).to(tl.float32)
-        c, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
+        decays = tl.load(g + rows[:, None] * D + d[None])
+        c = tl.dot((i[:, None] >= i[None]).to(decays.dtype), decays)             # in float32, as flash-linear-attention adds
+        total = tl.sum(decays.to(tl.float32), 0)
         middle = c - 0.5 * total[None]
         x = tl.load(q + rows[:, None] * D + d[None])
         y = tl.load(k + rows[:, None] * D + d[None])

@@ -54,12 +54,12 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
         state = gp.zeros(k.columns, n)
         for t in gp.sequential(q.rows):
             until_row, behind = gp.cumsum(g[h, t], parts=2), gp.cumsum(g[h, t], parts=2, after=True)
-            far = (q[h, t] * gp.exp(until_row)).astype(q.dtype) @ (k[h, t] * gp.exp(behind)).astype(q.dtype).T
             middle = 0.5 * (until_row - behind)
             near = (q[h, t] * gp.exp(middle)).astype(q.dtype) @ (k[h, t] * gp.exp(-middle)).astype(q.dtype).T
+            far = (q[h, t] * gp.exp(until_row)).astype(q.dtype) @ (k[h, t] * gp.exp(behind)).astype(q.dtype).T
             scores = gp.where(until, far + gp.block_diagonal(near - far, parts=2), 0.0)
             old = (q[h, t] * gp.exp(gp.cumsum(g[h, t]))).astype(q.dtype) @ state.astype(q.dtype)
-            o[h, t, n] = old + scores.astype(v.dtype) @ v[h, t, n]
+            o[h, t, n] = scores.astype(v.dtype) @ v[h, t, n] + old
             late = (k[h, t] * gp.exp(gp.cumsum(g[h, t], after=True))).astype(v.dtype)
             state[:] = state * gp.exp(g[h, t].sum(axis=0)) + late.T @ v[h, t, n]
 

@@ -86,7 +86,7 @@ def gates(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, least: f
 
 #: Heads, rows, key width, width, dtype, dtype of decays, the least one, the mapping.
 GATED: dict[str, tuple[int, int, int, int, Any, Any, float, gk.Mapping]] = {
-    "one row": (1, 1, 64, 8, F16, F32, -np.inf, PARTS), "one half": (1, 32, 64, 32, F16, F16, -np.inf, PARTS),
+    "one row": (8, 1, 64, 8, F16, F32, -np.inf, PARTS), "one half": (1, 32, 64, 32, F16, F16, -np.inf, PARTS),
     "odd rows": (2, 131, 64, 40, F16, F32, -np.inf, PARTS), "bfloat16": (1, 100, 64, 64, BF16, BF16, -np.inf, gk.Mapping({"n": 64})),
     "wide keys": (1, 150, 128, 24, F16, F16, -np.inf, PARTS), "fast decays": (1, 200, 64, 32, F16, F32, -1.0, PARTS),
     "faster decays": (1, 200, 64, 32, BF16, F32, -7.0, PARTS), "no decays": (1, 70, 64, 32, F16, F32, 0.0, PARTS),
@@ -302,6 +302,18 @@ def test_refused(name: str) -> None:
         linear_attention.plan(*{**GIVEN, **more}.values(), mapping=mapping)
 
 
+@pytest.mark.parametrize("parts", [0, 3, True, 2.5])
+def test_refused_parts(parts: Any) -> None:
+    @gk.program
+    def program(q: Any, o: Any) -> None:
+        for h in gp.parallel(q.count):
+            for t in gp.sequential(q.rows):
+                o[h, t] = gp.cumsum(q[h, t], parts=parts)
+
+    with assumed(H100), pytest.raises(ValueError, match="a block has 1, 2 or 4 equal parts"):
+        program.plan(half(2, 128, 64), half(2, 128, 64))
+
+
 def test_refused_elsewhere() -> None:
     q, k, v, g, o = GIVEN.values()
     with assumed(A100), pytest.raises(gk.ConfigError, match="rounds that store rows"):
@@ -335,12 +347,22 @@ def test_refused_programs() -> None:
     def summed(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
         for h, n in gp.parallel(q.count, v.columns):
             for t in gp.sequential(q.rows):
-                o[h, t, n] = (q[h, t] @ k[h, t].T).astype(v.dtype) @ v[h, t, n] * gp.cumsum(q[h, t])
+                o[h, t, n] = (q[h, t] @ k[h, t].T).astype(v.dtype) @ v[h, t, n] * gp.cumsum(g[h, t].sum(axis=0))
+
+    @gk.program
+    def square(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+        for h in gp.parallel(q.count):
+            state = gp.zeros(k.columns, q.columns)
+            for t in gp.sequential(q.rows):
+                o[h, t] = q[h, t] @ state.astype(q.dtype)
+                state[:] = state * k[h, t].sum(axis=0) + k[h, t].T @ q[h, t]
 
     for program, kind, said in ((unrounded, TypeError, "round what is computed"), (columns, ValueError, "vectors are of each row|g"),
-                                (reduced, ValueError, "rowmax"), (summed, ValueError, "cumsum of a value of")):
+                                (reduced, ValueError, "rowmax"), (summed, ValueError, "cumsum of a value of"),
+                                (square, ValueError, "as long as it is wide")):
         with assumed(H100), pytest.raises(kind, match=said) as error:
-            program.plan(*{**GIVEN, "g": half(2, 32, dtype=F32) if program is columns else GIVEN["g"]}.values())
+            program.plan(*{**GIVEN, "g": half(2, 32, dtype=F32) if program is columns else GIVEN["g"],
+                            **({"o": half(2, 128, 64)} if program is square else {})}.values())
         assert "test_recurrences.py" in str(error.value)
 
 
@@ -377,13 +399,16 @@ def made(name: str) -> Any:
     a = half(16, dtype=F32)
     if name == "updates":
         return delta_updates(*(x.reshape(16, 128, 64, *x.shape[2:]) for x in (k, v, beta, g, w, u)))
+    if name == "gated linear attention":
+        narrow = half(16, 8192, 64)
+        return gated_linear_attention(narrow, narrow.copy(), v, narrow.copy(), o)
     calls = {"linear attention": (linear_attention, q, k, v, g, o), "state space": (state_space, q, g, a, b, b.copy(), a.copy(), o, 4),
              "states": (delta_states, q, k, w, u, g, o)}
     return calls[name][0](*calls[name][1:])
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["linear attention", "state space", "updates", "states"])
+@pytest.mark.parametrize("name", ["linear attention", "gated linear attention", "state space", "updates", "states"])
 def test_machine_code(name: str) -> None:
     """Nothing spills, and products stay asynchronous: of each only the last instruction waits."""
     plan, *_ = recorded(lambda: made(name), H100, zeros=False)
