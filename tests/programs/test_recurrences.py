@@ -384,6 +384,20 @@ def test_faults_are_found(name: str, rng: np.random.Generator) -> None:
         edited.run(dict(zip("qkvgo", given)))
 
 
+def test_meetings_about_sums(rng: np.random.Generator) -> None:
+    """Warps meet before they take the sums of others."""
+    q, k, v, _ = drawn(rng, 1, 140, 64, 32)
+    given = dict(q=q, k=k, v=v, g=gates(rng, (1, 140, 64), F16), o=half(1, 140, 32))
+    meeting = "            named_barrier(4, 128)\n"
+    with assumed(H100):
+        plan = gated_linear_attention.plan(*given.values(), mapping=PARTS)
+        before, between, *after = plan.text.split(meeting)
+        assert "scan.of_warp" in between and "of_piece" in after[0]
+        edited = gated_linear_attention.plan(*given.values(), mapping=plan.mapping, text=before + meeting + between + meeting.join(after))
+    with pytest.raises(EmulatorError), gk.emulate():
+        edited.run(given)
+
+
 def test_lengths_are_one_derivation(rng: np.random.Generator) -> None:
     """Other rows derive nothing anew where as many shares are made."""
     with assumed(H100):
