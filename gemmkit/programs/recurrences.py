@@ -185,6 +185,11 @@ class RecurrencePrinter:
             raise refused(TypeError, "a product in rounds takes float16 or bfloat16, both operands alike: round what is "
                                      "computed, x.astype(v.dtype)", x.line)
         (dtype,) = kinds
+        inner = a.dims[1]
+        if isinstance(inner, Axis) and inner.size != in_steps(inner.size) and not any(
+                (y.args[0] if y.op == "transpose" else y).op == "load" for y in (a, b)):
+            raise self.refusal(f"a product of two computed operands that sums over {inner.size} columns, no multiple of 16",
+                               x.line)
         needs, takes = list[RoundStep | None](), list[str]()
 
         def operand(y: Value) -> tuple[str, str, bool]:

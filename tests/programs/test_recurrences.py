@@ -357,12 +357,20 @@ def test_refused_programs() -> None:
                 o[h, t] = q[h, t] @ state.astype(q.dtype)
                 state[:] = state * k[h, t].sum(axis=0) + k[h, t].T @ q[h, t]
 
+    @gk.program
+    def padded(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+        for h, n in gp.parallel(q.count, v.columns):
+            for t in gp.sequential(q.rows):
+                o[h, t, n] = ((v[h, t] + 1.0).astype(v.dtype) @ (v[h, t] + 1.0).astype(v.dtype).T).astype(v.dtype) @ v[h, t, n]
+
     for program, kind, said in ((unrounded, TypeError, "round what is computed"), (columns, ValueError, "vectors are of each row|g"),
                                 (reduced, ValueError, "rowmax"), (summed, ValueError, "cumsum of a value of"),
-                                (square, ValueError, "as long as it is wide")):
+                                (square, ValueError, "as long as it is wide"),
+                                (padded, ValueError, "sums over 40 columns, no multiple of 16")):
         with assumed(H100), pytest.raises(kind, match=said) as error:
             program.plan(*{**GIVEN, "g": half(2, 32, dtype=F32) if program is columns else GIVEN["g"],
-                            **({"o": half(2, 128, 64)} if program is square else {})}.values())
+                            **({"o": half(2, 128, 64)} if program is square else {}),
+                            **({"v": half(2, 128, 40), "o": half(2, 128, 40)} if program is padded else {})}.values())
         assert "test_recurrences.py" in str(error.value)
 
 
