@@ -44,7 +44,8 @@ def _linear(q, k, v, g, o, T, D: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
         state = tl.dot(tl.trans(y), late, state * _exp(total))
 
 
-@triton.autotune([triton.Config(dict(N=n), num_warps=warps, num_stages=1) for n, warps in ((32, 4), (64, 4), (64, 8))], key=["T"])
+@triton.autotune([triton.Config(dict(N=n), num_warps=warps, num_stages=1) for n, warps in ((32, 4), (64, 4), (64, 8))],
+                 key=["T"])
 @triton.jit
 def _gated(q, k, v, g, o, T, D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
     n, h = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
