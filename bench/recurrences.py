@@ -3,6 +3,7 @@
 | works | programs (`examples.recurrences`) |
 |---|---|
 | linear attention | `linear_attention`: retention, and scalar decays of each row |
+| gated linear attention | `gated_linear_attention`: GLA, whose keys decay each by itself |
 | state space | `state_space`: Mamba-2's, with groups of heads that share b and c |
 | delta rule | `gated_delta_rule`: two kernels |
 
@@ -29,7 +30,7 @@ from examples import recurrences
 
 Call = Callable[[], Any]
 HEADS, ROWS, WIDTH, BLOCK, GROUP = 16, 8192, 128, 64, 4
-WORKS = "linear attention", "state space", "delta rule"
+WORKS = "linear attention", "gated linear attention", "state space", "delta rule"
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 CALLS, TURNS = 10, 9
 
@@ -45,7 +46,9 @@ def drawn(work: str, dtype: Any, heads: int, rows: int, width: int) -> dict[str,
                     a=-torch.rand(heads, device="cuda"), b=normal(heads // GROUP, rows, width, scale=width**-0.5),
                     c=normal(heads // GROUP, rows, width), d=torch.rand(heads, device="cuda"))
     q, k, v = normal(heads, rows, width), normal(heads, rows, width, scale=width**-0.5), normal(heads, rows, width)
-    if work == "linear attention":
+    if work == "gated linear attention":
+        g = (torch.nn.functional.logsigmoid(torch.randn(heads, rows, width, device="cuda")) / 16).to(dtype)
+    if work != "delta rule":
         return dict(q=q, k=k, v=v, g=g)
     k = torch.nn.functional.normalize(k.float(), dim=-1).to(dtype)
     return dict(q=q, k=k, v=v, beta=torch.rand(heads, rows, device="cuda"), g=g)
@@ -61,7 +64,7 @@ def exact(work: str, x: dict[str, Any]) -> Any:
         q, k, v, g = (x[name] for name in "qkvg")
     state, out = q.new_zeros(q.shape[0], k.shape[2], v.shape[2]), torch.empty_like(v)
     for t in range(q.shape[1]):
-        state = state * g[:, t, None, None].exp()
+        state = state * g[:, t].reshape(len(g), -1, 1).exp()
         new = v[:, t]
         if work == "delta rule":
             new = x["beta"][:, t, None] * (new - (k[:, t, None] @ state)[:, 0])
@@ -75,6 +78,8 @@ def exact(work: str, x: dict[str, Any]) -> Any:
 def ours(work: str, x: dict[str, Any], out: Any, mapping: Any = None) -> Call:
     if work == "linear attention":
         return lambda: recurrences.linear_attention(*x.values(), out, mapping=mapping)
+    if work == "gated linear attention":
+        return lambda: recurrences.gated_linear_attention(*x.values(), out, mapping=mapping)
     if work == "state space":
         return lambda: recurrences.state_space(*x.values(), out, GROUP, mapping=mapping)
     q, k, v, beta, g = x.values()
@@ -106,6 +111,21 @@ def in_blocks(q: Any, k: Any, v: Any, g: Any) -> Any:
     return (scores @ v + (q @ states) * c.exp()[..., None]).to(v.dtype).reshape(shape)
 
 
+def gated_in_blocks(q: Any, k: Any, v: Any, g: Any) -> Any:
+    """The same of decays of each key, whose differences within a block are taken from its middle."""
+    shape, (q, k, v) = v.shape, map(blocks, (q, k, v))
+    c = blocks(g).float().cumsum(-2)
+    total = c[..., -1:, :]
+    middle = c - 0.5 * total
+    scores = ((q * middle.exp()).to(q.dtype) @ (k * (-middle).exp()).to(q.dtype).mT).tril().to(v.dtype)
+    added = (k * (total - c).exp()).to(v.dtype).mT @ v
+    state, states = torch.zeros_like(added[:, 0], dtype=torch.float32), []
+    for i in range(added.shape[1]):
+        states.append(state.to(v.dtype))
+        state = state * total[:, i].mT.exp() + added[:, i]
+    return ((scores @ v) + (q * c.exp()).to(q.dtype) @ torch.stack(states, 1)).to(v.dtype).reshape(shape)
+
+
 def state_space_in_blocks(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     b, c = (y.repeat_interleave(GROUP, 0) for y in (b, c))
     return (in_blocks(c, b, (x * dt[..., None]).to(x.dtype), dt * a[:, None]) + d[:, None, None] * x).to(x.dtype)
@@ -130,7 +150,8 @@ def delta_step(q: Any, k: Any, w: Any, u: Any, c: Any, between: Any, state: Any)
 
 def compiled(work: str, x: dict[str, Any], out: Any) -> Call:
     if work != "delta rule":
-        made = torch.compile(state_space_in_blocks if work == "state space" else in_blocks, dynamic=False)
+        form = dict(zip(WORKS, (in_blocks, gated_in_blocks, state_space_in_blocks)))[work]
+        made = torch.compile(form, dynamic=False)
         return lambda: out.copy_(made(*x.values()))
     updates, step = torch.compile(delta_updates, dynamic=False), torch.compile(delta_step, dynamic=False)
 
@@ -180,7 +201,7 @@ def rows(work: str, dtype: Any, sizes: tuple[int, int, int] = (HEADS, ROWS, WIDT
     x = drawn(work, dtype, *sizes)
     wanted, made, kind = exact(work, x), list[dict[str, Any]](), str(dtype).removeprefix("torch.")
     out = torch.empty(sizes, device="cuda", dtype=dtype)
-    whole = [] if work == "delta rule" else [("Triton", ", in one piece", gk.Mapping(splits=1))]
+    whole = [] if work in ("delta rule", "gated linear attention") else [("Triton", ", in one piece", gk.Mapping(splits=1))]
     for peer, more, mapping in (*((peer, "", None) for peer in peers), *(x for x in whole if x[0] in peers)):
         other, count = torch.empty_like(out), CALLS
         its_count = 1 if peer == "torch.compile" else CALLS

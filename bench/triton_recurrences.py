@@ -44,6 +44,30 @@ def _linear(q, k, v, g, o, T, D: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
         state = tl.dot(tl.trans(y), late, state * _exp(total))
 
 
+@triton.autotune([triton.Config(dict(N=n), num_warps=warps, num_stages=1) for n, warps in ((32, 4), (64, 4), (64, 8))],
+                 key=["T"])
+@triton.jit
+def _gated(q, k, v, g, o, T, D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, h = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
+    i, d, w = tl.arange(0, C), tl.arange(0, D), tl.arange(0, N)
+    state = tl.zeros((D, N), tl.float32)
+    for t in range(0, T, C):
+        rows = h * T + t + i
+        decays = tl.load(g + rows[:, None] * D + d[None])
+        c = tl.dot((i[:, None] >= i[None]).to(decays.dtype), decays)             # in float32, as flash-linear-attention adds
+        total = tl.sum(decays.to(tl.float32), 0)
+        middle = c - 0.5 * total[None]
+        x = tl.load(q + rows[:, None] * D + d[None])
+        y = tl.load(k + rows[:, None] * D + d[None])
+        z = tl.load(v + rows[:, None] * W + (n + w)[None])
+        scores = tl.dot((x * _exp(middle)).to(x.dtype), tl.trans((y * _exp(-middle)).to(x.dtype)))
+        scores = tl.where(i[:, None] >= i[None], scores, 0.0)
+        old = tl.dot((x * _exp(c)).to(x.dtype), state.to(x.dtype))
+        tl.store(o + rows[:, None] * W + (n + w)[None], tl.dot(scores.to(z.dtype), z, old).to(z.dtype))
+        late = (y * _exp(total[None] - c)).to(z.dtype)
+        state = tl.dot(tl.trans(late), z, state * _exp(total)[:, None])
+
+
 @triton.autotune(CONFIGS, key=["T"])
 @triton.jit
 def _state_space(x, dt, a, b, c, d, y, T, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,  # type: ignore[no-untyped-def]
@@ -110,8 +134,9 @@ def call(work: str, x: dict[str, Any], out: Any, group: int) -> Callable[[], Any
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
         return width // meta["N"], heads
 
-    if work == "linear attention":
-        return lambda: _linear[grid](*x.values(), out, rows, x["q"].shape[2], width, 64)
+    if work in ("linear attention", "gated linear attention"):
+        kernel = _linear if work == "linear attention" else _gated
+        return lambda: kernel[grid](*x.values(), out, rows, x["q"].shape[2], width, 64)
     if work == "state space":
         return lambda: _state_space[grid](*x.values(), out, rows, group, x["b"].shape[2], width, 64)
     w, u = torch.empty_like(x["k"]), torch.empty_like(x["v"])

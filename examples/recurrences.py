@@ -42,6 +42,29 @@ def linear_attention(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
 
 
 @gk.program
+def gated_linear_attention(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+    """o_t = q_t S_t with S_t = diag(exp(g_t)) S_(t-1) + k_t^T v_t: each key decays by itself (GLA).
+
+    q, k, g: (heads, rows, key width), v, o: (heads, rows, width). g are logarithms of decays, at most 0.
+
+    Rows of different halves of a block meet with factors of at most 1, and those of one half with decays on both sides of
+    its middle. In float16 half a block may decay by exp(-18), and in bfloat16 by exp(-170): further rows overflow to NaN.
+    """
+    for h, n in gp.parallel(q.count, v.columns):
+        state = gp.zeros(k.columns, n)
+        for t in gp.sequential(q.rows):
+            until_row, behind = gp.cumsum(g[h, t], parts=2), gp.cumsum(g[h, t], parts=2, after=True)
+            middle = 0.5 * (until_row - behind)
+            near = (q[h, t] * gp.exp(middle)).astype(q.dtype) @ (k[h, t] * gp.exp(-middle)).astype(q.dtype).T
+            far = (q[h, t] * gp.exp(until_row)).astype(q.dtype) @ (k[h, t] * gp.exp(behind)).astype(q.dtype).T
+            scores = gp.where(until, far + gp.block_diagonal(near - far, parts=2), 0.0)
+            old = (q[h, t] * gp.exp(gp.cumsum(g[h, t]))).astype(q.dtype) @ state.astype(q.dtype)
+            o[h, t, n] = scores.astype(v.dtype) @ v[h, t, n] + old
+            late = (k[h, t] * gp.exp(gp.cumsum(g[h, t], after=True))).astype(v.dtype)
+            state[:] = state * gp.exp(g[h, t].sum(axis=0)) + late.T @ v[h, t, n]
+
+
+@gk.program
 def state_space(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, y: Any, group: int) -> None:
     """Mamba-2: s_t = exp(dt_t a) s_(t-1) + dt_t b_t^T x_t, y_t = c_t s_t + d x_t, in the form of state space duality.
 

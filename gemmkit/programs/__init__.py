@@ -19,6 +19,7 @@ from typing import Any
 
 from gemmkit.programs.decorated import (
     Program,
+    block_diagonal,
     call,
     copy,
     cumsum,
@@ -46,9 +47,9 @@ from gemmkit.programs.decorated import (
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import refused
 
-__all__ = ["Mapping", "Program", "call", "copy", "cumsum", "erf", "exp", "finite", "full", "log", "maximum", "minimum",
-           "once", "packed", "paged", "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh",
-           "unit_lower_inverse", "where", "zeros"]
+__all__ = ["Mapping", "Program", "block_diagonal", "call", "copy", "cumsum", "erf", "exp", "finite", "full", "log",
+           "maximum", "minimum", "once", "packed", "paged", "parallel", "place", "program", "rsqrt", "sequential", "sqrt",
+           "tanh", "unit_lower_inverse", "where", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.arithmetic import maximum
-from gemmkit.ptx.memory import pack_narrow, shared, store_global, unpack_narrow
+from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_global, store_shared, unpack_narrow
 from gemmkit.ptx.mma import pack_fragment, pack_relu, stmatrix
 from gemmkit.ptx.special import SHUFFLE, any_lane, lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_store, tma_wait, tma_wait_read
@@ -48,6 +48,7 @@ ROW, COLUMN = "row", "column"          # of a cluster's tiles
 BY_TMA = "TmaOut", "PieceOut"          # the collectives by which results leave so
 ROWS_OF = "rows_of_"                   # in front of the name of a result that TMA stores: where threads store it
 NOWHERE = 2**30                        # a page beyond all: what TMA brings from there is 0
+MEETING = 4                            # a named barrier; those of the consumers' ways out are 1 to 3
 PATTERN = 1024                         # bytes of eight lines of 128 bytes, after which the swizzle begins anew
 
 
@@ -708,3 +709,74 @@ def put_computed(words: tuple, n: int, tile: ComputedTile, slot: Slot, group: in
 def word_or_zeros(word: int, i: int, upper: bool, lower: bool) -> Any:
     """Two neighbours of a line that is there, or zeros."""
     return word if (upper if i % 2 == 0 else lower) else word ^ word
+
+
+# --------------------------------------------------------------------------------------------------
+# A triangle that threads solve with, for recurrences (`gemmkit.programs.recurrences`).
+
+PITCH = ROWS + 4                       # elements of a line of a matrix that threads solve with: no two lanes meet in a bank
+STRIP, AHEAD = 16, 8                   # rows that a thread solves for in registers, and that it reads at a time
+
+
+@dataclass(frozen=True)
+class UnitLowerInverse(Component):
+    """The inverse of I + L of 64 rows, in float32, of which L are the elements of a warpgroup's matrix below the diagonal.
+    Each of 64 threads has a column, and solves for it by forward substitution, 16 rows at a time. ``offset``: of the matrix
+    by columns, and of the columns that are solved, by rows."""
+
+    nbytes: ClassVar[int] = 8 * ROWS * PITCH
+
+    offset: int
+
+    def of(self, values: tuple) -> tuple:
+        each(put_below, values, self)
+        named_barrier(MEETING, 2 * ROWS)
+        column = thread_index() % 128
+        if column < ROWS:
+            for strip in range(ROWS // STRIP):
+                first = strip * STRIP
+                x = generate(STRIP, element_of_unit, first - column)
+                for k in range(0, first, AHEAD):       # several loads are under way
+                    x = fold(AHEAD, less_row, x, self, k, first, column)
+                x = fold(STRIP, eliminate, x, self, first)
+                each(put_solved, x, self, first, column)
+        named_barrier(MEETING, 2 * ROWS)
+        return generate(len(values), solved_element, self)
+
+    def lower(self) -> Any:
+        return shared(F32, self.offset)
+
+    def solved(self) -> Any:
+        return shared(F32, self.offset + 4 * ROWS * PITCH)
+
+    def solved_at(self, row: int, column: int) -> Any:
+        return load_shared(self.solved(), row * PITCH, column, 1)[0]
+
+
+def put_below(x: Numeric, i: int, to: UnitLowerInverse) -> None:
+    row, column = own_row() + row_of(i), own_column() + column_at(i)
+    store_shared(to.lower(), column * PITCH, row, (x if column < row else 0.0,))
+
+
+def element_of_unit(i: int, below: int) -> Any:
+    return np.float32(1.0) if i == -below else np.float32(0.0)
+
+
+def less_row(x: tuple, n: int, of: UnitLowerInverse, k: int, first: int, column: int) -> tuple:
+    return apply(less_known, x, load_shared(of.lower(), (k + n) * PITCH, first, STRIP), of.solved_at(k + n, column))
+
+
+def less_known(x: Numeric, i: int, lower: tuple, known: Numeric) -> Any:
+    return x - lower[i] * known
+
+
+def eliminate(x: tuple, n: int, of: UnitLowerInverse, first: int) -> tuple:
+    return apply(less_known, x, load_shared(of.lower(), (first + n) * PITCH, first, STRIP), x[n])
+
+
+def put_solved(x: Numeric, i: int, to: UnitLowerInverse, first: int, column: int) -> None:
+    store_shared(to.solved(), (first + i) * PITCH, column, (x,))
+
+
+def solved_element(i: int, of: UnitLowerInverse) -> Any:
+    return of.solved_at(own_row() + row_of(i), own_column() + column_at(i))

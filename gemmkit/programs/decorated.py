@@ -100,7 +100,10 @@ class Reference(Interpreter):
         if op == "total":
             return Dimensioned(dims, np.sum(args[0].array))
         if op == "cumsum":
-            return Dimensioned(dims, np.cumsum(args[0].array))
+            return Dimensioned(dims, self.sums_along(args[0].array, *data))
+        if op == "diagonal":
+            x, part = args[0].array, np.arange(len(args[0].array)) // -(-self.block // data)
+            return Dimensioned(dims, np.where(part[:, None] == part, x, 0.0))
         if op == "inverse":
             return Dimensioned(dims, np.linalg.inv(np.tril(args[0].array, -1) + np.eye(len(args[0].array))))
         if op == "rowsum":
@@ -115,6 +118,12 @@ class Reference(Interpreter):
             return Dimensioned(dims, of_elements(data.host, op == TEST, given))
         with np.errstate(all="ignore"):
             return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)), _stays_whole(op, args))
+
+    def sums_along(self, x: np.ndarray, parts: int, after: bool) -> np.ndarray:
+        size = -(-self.block // parts)                 # the last block may have fewer rows
+        pieces = [x[n:n + size] for n in range(0, len(x), size)]
+        sums = [np.cumsum(y, axis=0) for y in pieces]
+        return np.concatenate([y[-1:] - y for y in sums] if after else sums) if sums else x
 
     def filled(self, dims: tuple, value: float) -> Dimensioned:
         return Dimensioned(dims, np.full([_length(d) for d in dims], value))
@@ -576,16 +585,47 @@ def tanh(x: Any) -> Any:
     return term("tanh", x)
 
 
-def cumsum(x: Any) -> Any:
-    """Of each row of a round's block the sum of its value and of those of the rows before it in the block: of ``g[h, t]``
-    in a ``for t in gp.sequential(...)``. `unit_lower_inverse` says more of such blocks.
+def cumsum(x: Any, parts: int = 1, after: bool = False) -> Any:
+    """Sums along the rows of a round's block: for each row, of its value and of those of the rows before it in the block.
 
-    Raises ValueError for other values."""
+    Args:
+        x: a value of each row, ``g[h, t]`` of an array (heads, rows), or of each row and column, ``g[h, t]`` of an array
+            (heads, rows, keys), with t in ``gp.sequential(...)``.
+        parts: sums begin anew in each of so many equal parts of the block: 1, 2 or 4.
+        after: sums are of the rows behind a row in its part instead, without its own.
+
+    Raises ValueError for other values, and for other numbers of parts.
+
+    >>> gp.exp(gp.cumsum(g[h, t], after=True))             # how far the block's rows decay until its end
+    """
     value = current().lift(x)
-    if not is_of_rounds(value.dims):
+    if not is_of_rounds(value.dims[:1]) or len(value.dims) > 2:
         raise refused(ValueError, f"cumsum of a value of ({shown(value.dims)}); a value of each row of a round's block is "
                                   "needed, such as g[h, t] with t in gp.sequential(...)")
-    return Term(current().compute("cumsum", (value,), value.dims))
+    return Term(current().compute("cumsum", (value,), value.dims, (_parts("cumsum", parts), bool(after))))
+
+
+def block_diagonal(x: Any, parts: int) -> Any:
+    """The elements of ``x`` whose row and column are in the same one of ``parts`` equal parts of a round's block, 1, 2 or 4;
+    0 in place of others. Rows and columns of ``x`` are the same block of a round: ``q[h, t] @ k[h, t].T``.
+
+    Raises ValueError for other values, and for other numbers of parts."""
+    value = _of_block_twice("block_diagonal", x)
+    return Term(current().compute("diagonal", (value,), value.dims, _parts("block_diagonal", parts)))
+
+
+def _parts(word: str, parts: Any) -> int:
+    if isinstance(parts, bool) or parts not in (1, 2, 4):
+        raise refused(ValueError, f"{word}(parts={parts!r}): a block has 1, 2 or 4 equal parts")
+    return int(parts)
+
+
+def _of_block_twice(word: str, x: Any) -> Any:
+    value = current().lift(x)
+    if len(value.dims) != 2 or not is_of_rounds(value.dims[:1]) or getattr(value.dims[1], "twin", None) is not value.dims[0]:
+        raise refused(ValueError, f"{word} of a value of ({shown(value.dims)}); rows and columns must be the "
+                                  "same block of a round, such as k[h, t] @ k[h, t].T")
+    return value
 
 
 def unit_lower_inverse(x: Any) -> Any:
@@ -595,10 +635,7 @@ def unit_lower_inverse(x: Any) -> Any:
 
     Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, "Accumulating Householder transformations, revisited",
     2006 (the UT transform)."""
-    value = current().lift(x)
-    if len(value.dims) != 2 or not is_of_rounds(value.dims[:1]) or getattr(value.dims[1], "twin", None) is not value.dims[0]:
-        raise refused(ValueError, f"unit_lower_inverse of a value of ({shown(value.dims)}); rows and columns must be the "
-                                  "same block of a round, such as k[h, t] @ k[h, t].T")
+    value = _of_block_twice("unit_lower_inverse", x)
     return Term(current().compute("inverse", (value,), value.dims))
 
 

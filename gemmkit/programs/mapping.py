@@ -29,7 +29,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 
 if TYPE_CHECKING:
-    from gemmkit.programs.chains.monoids import Recurrence
+    from gemmkit.programs.rounds import Recurrence
     from gemmkit.programs.trace import Loop
     from gemmkit.programs.values import Index
 

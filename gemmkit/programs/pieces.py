@@ -41,6 +41,7 @@ from gemmkit.lang.registers import each, generate, split
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import (
+    MEETING,
     ROWS,
     ROWS_OF,
     DirectOut,
@@ -56,7 +57,7 @@ from gemmkit.programs.collectives import (
 from gemmkit.programs.launches import NotByTma
 from gemmkit.programs.mapping import MULTISTAGE, KernelLimits
 from gemmkit.programs.places import FLOATS_8, Await, Event, Places, Ring, TilePlace
-from gemmkit.programs.sums import MEETING, TURNS, number
+from gemmkit.programs.sums import TURNS, number
 from gemmkit.programs.text import IMPORTS, REGISTERS, ElementFunction, Printer, count_of, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import Loop
 from gemmkit.programs.values import Index, refused, shown

@@ -38,7 +38,6 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.monoids import Recurrence, is_recurrence, recurrence_of
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
@@ -87,6 +86,7 @@ from gemmkit.programs.pieces import PiecePrinter, counts_of, has_sections, secti
 from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
 from gemmkit.programs.recurrences import OWN as NAMES_OF_RECURRENCES
 from gemmkit.programs.recurrences import RecurrencePrinter
+from gemmkit.programs.rounds import Recurrence, is_recurrence, recurrence_of
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows

@@ -24,7 +24,6 @@ transformers with the delta rule over sequence length", 2024 (the same blocks, o
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass as plain_dataclass
 from typing import Any
 
@@ -33,15 +32,13 @@ import numpy as np
 from gemmkit.kernels.collectives.pipeline import Pipeline, SharedMemory
 from gemmkit.kernels.sm90.store import Panels
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import EXTENT
-from gemmkit.programs.chains.elements import CALLS
-from gemmkit.programs.chains.monoids import Recurrence, RoundSchedule, RoundStep, without_casts
-from gemmkit.programs.collectives import PATTERN, ROWS, StagedTile, in_steps
+from gemmkit.programs.collectives import MEETING, PATTERN, ROWS, StagedTile, UnitLowerInverse, in_steps
 from gemmkit.programs.mapping import Mapping, OutKind, Printed
-from gemmkit.programs.sums import LANES, MEETING, UnitLowerInverse
-from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack, parts_of_stacks
-from gemmkit.programs.trace import COMPARISONS, Carried, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown, unique
+from gemmkit.programs.rounds import LOG2_E, ElementText, Recurrence, RoundSchedule, RoundStep, listed, without_casts
+from gemmkit.programs.sums import LANES, LINES_OF_WARP
+from gemmkit.programs.text import name_of_stack, parts_of_stacks
+from gemmkit.programs.trace import Carried, StoreStatement, Value
+from gemmkit.programs.values import Axis, Parameter, number_text, refused, shown, unique
 from gemmkit.runtime.device import DeviceInfo
 
 # --------------------------------------------------------------------------------------------------
@@ -55,13 +52,15 @@ IMPORTS = [
     ("gemmkit.kernels.collectives.scheduler", "Slot"), ("gemmkit.kernels.sm90.store", "own_column, own_row"),
     ("gemmkit.lang.aggregates", "convert, fill"), ("gemmkit.lang.registers", "apply, each, generate"),
     ("gemmkit.programs.collectives", "ComputedTile, F32, DirectOut, HandedProduct, Product, StagedTile, TmaOut, "
-                                     "WarpgroupPart, blocks, column_at, column_value, finite, row_of, row_value"),
-    ("gemmkit.programs.sums", "UnitLowerInverse, block_of, columns_of_lanes, cumulative, lane_row, "
-                              "leave_share, in_room, rows_of_lanes, take_share, total_of"),
+                                     "UnitLowerInverse, WarpgroupPart, blocks, column_at, column_value, finite, row_of, "
+                                     "row_value"),
+    ("gemmkit.programs.sums", "RowScan, block_of, columns_of_lanes, cumulative, lane_row, leave_share, in_room, "
+                              "rows_of_lanes, take_share, total_of"),
     ("gemmkit.ptx.arithmetic", "exp2, log2, maximum, tanh"), ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     ("gemmkit.ptx.special", "barrier, block_x, grid_x, rolled, thread_index, udiv, uniform"),
     ("gemmkit.ptx.wgmma", "grid_launch_dependents, grid_wait, named_barrier, wgmma_commit, wgmma_fence, wgmma_wait")]
-LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
+HANDED = 64                            # columns of a left operand that stays in registers, unless they are a block's rows
+OPERANDS = {np.dtype(np.float16), np.dtype("bfloat16")}          # of products
 
 
 @plain_dataclass
@@ -90,6 +89,7 @@ class RecurrencePrinter:
         self.places: dict[Any, tuple[str, RoundStep]] = {}
         self.products: dict[str, str] = {}
         self.held: dict[Any, Any] = {}               # of values, of their forms, and of scaled values
+        self.anew: dict[Value, RoundValue] = {}      # the same of what one function takes
         self.factors = of.factors or {}
         self.taken = {*arrays, *numbers, *(x.name for x in of.indices), *OWN}
 
@@ -135,9 +135,9 @@ class RecurrencePrinter:
         if dims[:1] != [self.of.t] or dims[1:] not in ([], [self.of.n]) or len(x.dims) != 2 or not whole:
             raise self.refusal(f"{parameter.name}[{shown(key)}]; a block has a round's rows, [..., {self.of.t}] or [..., "
                                f"{self.of.t}, {self.of.n or 'n'}]", x.line)
-        if np.dtype(parameter.dtype).name not in ("float16", "bfloat16"):
+        if np.dtype(parameter.dtype).name not in ("float16", "bfloat16", "float32"):
             raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; blocks of rounds that store rows are "
-                                     "float16 or bfloat16", x.line)
+                                     "float16, bfloat16 or, as values, float32", x.line)
         known = (parameter.name, *map(id, key))
         if known not in self.tiles:
             columns, name = self.columns(x), self.name(f"{parameter.name}_tile")
@@ -148,10 +148,10 @@ class RecurrencePrinter:
         return self.tiles[known]
 
     @staticmethod
-    def bytes_of(lines: int, columns: int) -> int:
-        """Of a block in shared memory, of elements of 16 bits."""
-        made = StagedTile(np.dtype(np.float16), lines, columns, 0, 0)
-        return int(-(-made.panels * made.held * made.line * 2 // PATTERN) * PATTERN)
+    def bytes_of(dtype: np.dtype, lines: int, columns: int) -> int:
+        """Of a block in shared memory."""
+        made = StagedTile(dtype, lines, columns, 0, 0)
+        return int(-(-made.panels * made.held * made.line * made.size // PATTERN) * PATTERN)
 
     def refusal(self, what: str, line: str) -> Exception:
         return refused(ValueError, f"in rounds that store rows: {what} (only .reference(...) runs others)", line)
@@ -161,7 +161,7 @@ class RecurrencePrinter:
         source, kind = without_casts(x), np.dtype(dtype)
         if (source, kind) not in self.places:
             held, lines, columns = self.matrix(source), self.of.length(source.dims[0], self.blocks), self.columns(source)
-            name, nbytes = self.name(f"{source.name or source.op}_place"), self.bytes_of(lines, columns)
+            name, nbytes = self.name(f"{source.name or source.op}_place"), self.bytes_of(kind, lines, columns)
             at = self.memory.take(nbytes, PATTERN)
             self.constants.append(f"{name} = ComputedTile({kind.name!r}, lines={lines}, columns={columns}, offset={at}, "
                                   f"stage_bytes={nbytes}, barrier={MEETING})")
@@ -181,10 +181,15 @@ class RecurrencePrinter:
         """``onto``: what it is added to."""
         a, b = x.args
         kinds = {self.dtype_of(a), self.dtype_of(b)}
-        if len(kinds) > 1 or None in kinds:
+        if len(kinds) > 1 or not kinds <= OPERANDS:
             raise refused(TypeError, "a product in rounds takes float16 or bfloat16, both operands alike: round what is "
                                      "computed, x.astype(v.dtype)", x.line)
         (dtype,) = kinds
+        inner = a.dims[1]
+        if isinstance(inner, Axis) and inner.size != in_steps(inner.size) and not any(
+                (y.args[0] if y.op == "transpose" else y).op == "load" for y in (a, b)):
+            raise self.refusal(f"a product of two computed operands that sums over {inner.size} columns, no multiple of 16",
+                               x.line)
         needs, takes = list[RoundStep | None](), list[str]()
 
         def operand(y: Value) -> tuple[str, str, bool]:
@@ -201,7 +206,7 @@ class RecurrencePrinter:
         self.columns(x)
         right, right_slot, right_transposed = operand(b)
         more = ", b_transposed=True" if right_transposed else ""
-        is_handed = a.op == "cast"
+        is_handed = a.op == "cast" and (self.of.is_block(a.dims[1]) or self.columns(a) <= HANDED)
         if is_handed:
             source = without_casts(a)
             held = self.masked(source)
@@ -255,10 +260,12 @@ class RecurrencePrinter:
     # -- values ---------------------------------------------------------------------------------------------------------
 
     def matrix(self, x: Value) -> RoundValue:
-        """The accumulators of a matrix."""
-        if x not in self.held:
-            self.held[x] = self._matrix(x)
-        return self.held[x]
+        """The accumulators of a matrix. Blocks of arrays, and sums along rows, are made anew wherever they are taken:
+        registers are scarcer than shared memory."""
+        held = self.anew if x.op in ("load", "cumsum") else self.held
+        if x not in held:
+            held[x] = self._matrix(x)
+        return held[x]
 
     def _matrix(self, x: Value) -> RoundValue:
         if x.op == "dot":
@@ -266,9 +273,11 @@ class RecurrencePrinter:
         if x.op == "load":
             tile, names = self.staged(x), tuple(self.name(f"{x.data[0].name}_block") for _ in range(self.parts(x)))
             lines = [f"{name} = block_of({tile}, at, {self.group(n)})" for n, name in enumerate(names)]
-            return RoundValue(names, self.step(names, lines, []))
+            return RoundValue(names, self.step(names, lines, [], is_late=True))
         if x.op == "inverse":
             return self._inverse(x)
+        if x.op == "cumsum":
+            return self._sums_along(x)
         if x.op == "add":
             for product, other in (x.args, x.args[::-1]):
                 if product.op == "dot" and self.of.uses[product] == 1 and other.dims == x.dims == product.dims:
@@ -283,14 +292,38 @@ class RecurrencePrinter:
         solver = self.constant("solver", f"UnitLowerInverse({self.memory.take(UnitLowerInverse.nbytes, 16)})")
         return RoundValue((name,), self.step((name,), [f"{name} = {solver}.of({held.names[0]})"], [held.step]))
 
+    def scan(self, x: Value, parts: int = 0, after: bool = False) -> tuple[str, str, RoundValue]:
+        """Of a block's sums along rows: the scan that has so many ``parts`` (0: those of warps), the place in shared memory
+        where warps leave their sums, and the sums that each has of its own rows."""
+        warps, columns = self.length // LINES_OF_WARP, self.columns(x)
+        if ("scan", x) not in self.held:
+            self.held["scan", x] = self.memory.take(4 * columns * warps, 16)
+        shape = f"lines={self.length}, columns={columns}, offset={self.held['scan', x]}"
+        place = self.constant("scan", f"RowScan({shape}, piece=1, after=False)")
+        if ("sums", x) not in self.held:
+            held, sums = self.matrix(x), self.name(f"{x.name or x.op}_sums")
+            self.held["sums", x] = RoundValue((sums,), self.step(
+                (sums,), [f"{sums} = {place}.of_warp({held.names[0]}, group, room)"], [held.step], puts=place))
+        piece = warps // (parts or warps)
+        made = f"RowScan({shape}, piece={piece}, after={after})"
+        return self.constant(f"{place}_{'after' if after else 'of'}_{piece}", made), place, self.held["sums", x]
+
+    def _sums_along(self, x: Value) -> RoundValue:
+        scan, place, sums = self.scan(x.args[0], *x.data)
+        if scan == place:
+            return sums
+        name, (given,) = self.name(x.name or "sums"), sums.names
+        return RoundValue((name,), self.step((name,), [f"{name} = {scan}.of_piece({given}, group)"], [sums.step],
+                                             takes=(place,), is_late=True))
+
     def _mapped(self, x: Value) -> RoundValue:
         """Element by element."""
         names, lines, needs = list[str](), list[str](), list[RoundStep | None]()
-        function = self.name(f"make_{x.name or x.op}")
+        function, outer, self.anew = self.name(f"make_{x.name or x.op}"), self.anew, {}
         for part in range(self.parts(x)):
             text = ElementText(self, x, part)
             body = text.of(x, top=True)
-            extra, given = ("".join(f", {word}" for word in words) for words in (text.extra, text.extra.values()))
+            extra, given = listed(text.extra), listed(text.extra.values())
             name = self.name(x.name or "value")
             if text.first:
                 lines.append(f"{name} = apply({function}, {text.first}{given})")
@@ -302,6 +335,7 @@ class RecurrencePrinter:
                 self.functions.append(f"{head}\n    return {body}")
             names.append(name)
             needs += text.needs
+        self.anew = outer
         return RoundValue(tuple(names), self.step(tuple(names), lines, needs))
 
     def vector(self, x: Value) -> RoundValue:
@@ -331,13 +365,15 @@ class RecurrencePrinter:
             self.begin.append(f"{name} = {coming}")
             return RoundValue((name,), None)
         if x.op == "cumsum":
+            if x.data != (1, False):
+                raise self.refusal("cumsum of a value of each row has neither parts= nor after=", x.line)
             held = self.vector(x.args[0])
             return RoundValue((name,), self.step((name,), [f"{name} = cumulative({held.names[0]})"], [held.step]))
         text, function = ElementText(self, x, 0), self.name(f"make_{name}")
         body = text.of(x, top=True)
-        extra, given = ("".join(f", {word}" for word in words) for words in (text.extra, text.extra.values()))
-        self.functions.append(f"def {function}(i{extra}):\n    return {body}")
-        return RoundValue((name,), self.step((name,), [f"{name} = generate({count}, {function}{given})"], text.needs))
+        self.functions.append(f"def {function}(i{listed(text.extra)}):\n    return {body}")
+        lines = [f"{name} = generate({count}, {function}{listed(text.extra.values())})"]
+        return RoundValue((name,), self.step((name,), lines, text.needs))
 
     def reads(self, parameter: Parameter, x: Value) -> None:
         if np.dtype(parameter.dtype).kind != "f" and np.dtype(parameter.dtype).name != "bfloat16":
@@ -357,6 +393,8 @@ class RecurrencePrinter:
 
     def converted(self, x: Value, form: str) -> RoundValue:
         """A value of rows as a matrix takes it: of its ``rows``, or of its ``columns``."""
+        if not self.of.is_block(x.dims[0]):
+            return self.of_keys(x, form)
         held = self.vector(x)
         if (form, held.names) not in self.held:
             name = self.name(f"{held.names[0]}_{form}")
@@ -364,6 +402,37 @@ class RecurrencePrinter:
             self.held[form, held.names] = RoundValue((name,), self.step(
                 (name,), [f"{name} = {form}_of_lanes({held.names[0]}, {how})"], [held.step]))
         return self.held[form, held.names]
+
+    def of_keys(self, x: Value, form: str) -> RoundValue:
+        """A value of each column of a block, as the rows or the columns of a matrix take it."""
+        if (form, x) in self.held:
+            return self.held[form, x]
+        rows, wanted = self.of.length(x.dims[0], self.blocks), f"{x.name or x.op}_{form}"
+        if rows % (ROWS * self.mapping.warpgroups) and form == "rows":
+            raise self.refusal(f"a value of {rows} rows", x.line)
+        groups = [self.group(n) for n in range(rows // (ROWS * self.mapping.warpgroups) if form == "rows" else 1)]
+        names = tuple(self.name(wanted) for _ in groups)
+        if x.op == "rowsum" and x.args[0].op == "transpose" and self.of.is_block(x.args[0].args[0].dims[0]):
+            scan, place, sums = self.scan(x.args[0].args[0])
+            lines = [f"{name} = {scan}.rows({group})" if form == "rows" else f"{name} = {scan}.own_columns()"
+                     for name, group in zip(names, groups)]
+            made = self.step(names, lines, [sums.step], takes=(place,))
+        elif x.op in ("load", "rowsum", "rowmax"):
+            raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block, or sums of "
+                               "its columns", x.line)
+        else:
+            count = 2 if form == "rows" else in_steps(rows) // 4
+            lines, needs, function = [], list[RoundStep | None](), self.name(f"make_{wanted}")
+            for part, name in enumerate(names):
+                text = ElementText(self, x, part, form)
+                body = text.of(x, top=True)
+                if part == 0:
+                    self.functions.append(f"def {function}(i{listed(text.extra)}):\n    return {body}")
+                lines.append(f"{name} = generate({count}, {function}{listed(text.extra.values())})")
+                needs += text.needs
+            made = self.step(names, lines, needs)
+        self.held[form, x] = RoundValue(names, made)
+        return self.held[form, x]
 
     def scalar(self, x: Value) -> RoundValue:
         """A number of the tile, or of the round."""
@@ -518,7 +587,8 @@ class RecurrencePrinter:
 
     def ring(self) -> int:
         """Lay the stages; how many."""
-        widths = {name: self.bytes_of(self.length, self.columns_of(name)) for name in self.loads}
+        widths = {name: self.bytes_of(np.dtype(parameter.dtype), self.length, self.columns_of(name))
+                  for name, (parameter, _) in self.loads.items()}
         if not widths:
             raise self.refusal("no block of an array is taken", self.of.rounds.line)
         self.nbytes, used = sum(widths.values()), -(-self.memory.nbytes // PATTERN) * PATTERN + 512
@@ -667,114 +737,3 @@ def consume({rest}, group):
         tile = rolled(tile + grid_x())
 {finish}
 {functions}'''
-
-
-class ElementText:
-    """The text of an element of a value. ``first``: the accumulators that it goes along; ``extra``: what else its function
-    takes, and what is given."""
-
-    def __init__(self, printer: RecurrencePrinter, root: Value, part: int):
-        self.printer, self.root, self.part = printer, root, part
-        self.first, self.formal = "", dict[str, str]()
-        self.extra: dict[str, str] = {}
-        self.needs: list[RoundStep | None] = []
-
-    def of(self, x: Value, top: bool = False) -> str:
-        if x is not self.root or x.op in ("dot", "load", "carried", "inverse", "cumsum", "total"):
-            known = self._known(x)
-            if known is not None:
-                return known
-        text = self._operation(x)
-        return text if top or x.op in CALLS or x.op in ("exp", "log") else f"({text})"
-
-    def outside(self, text: str) -> str:
-        """Of a number: with what is given in place of what a function would take."""
-        return re.sub(r"[A-Za-z_]\w*", lambda name: self.extra.get(name[0], name[0]), text)
-
-    def _known(self, x: Value) -> str | None:
-        printer = self.printer
-        if x.op == "const":
-            return number_text(float(x.data))
-        if x.op == "coordinate":
-            return f"convert(F32, {self._place(x)})"
-        if len(x.dims) == 2:
-            if x.op not in ("dot", "load", "carried", "inverse") and printer.of.uses.get(x, 0) < 2 and not self._adds(x):
-                return None
-            if x.dims != self.root.dims:
-                raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix of ({shown(self.root.dims)})", x.line)
-            held = printer.matrix(x)
-            self.needs.append(held.step)
-            name, short = held.names[self.part], held.names[0]
-            if not self.first:
-                self.first, self.formal[name] = name, short
-            if name == self.first:
-                return short
-            self.extra[short] = name
-            return f"{short}[i]"
-        if len(x.dims) == 1 and len(self.root.dims) == 2:
-            form = "rows" if x.dims[0] is self.root.dims[0] else "columns"
-            held = printer.converted(x, form)
-            self._extra(held)
-            return f"{form[:-1]}_value({held.names[0]}, i)"
-        if len(x.dims) == 1:
-            if x.op not in ("load", "cumsum", "transpose") and printer.of.uses.get(x, 0) < 2:
-                return None
-            held = printer.vector(x)
-            self._extra(held)
-            return f"{held.names[0]}[i]"
-        held = printer.scalar(x)
-        self._extra(held)
-        return held.names[0].removeprefix("sizes.")
-
-    def _extra(self, held: RoundValue) -> None:
-        self.needs.append(held.step)
-        self.extra[held.names[0].removeprefix("sizes.")] = held.names[0]
-
-    def _adds(self, x: Value) -> bool:
-        """Whether it is a sum with a product, which the product is added to."""
-        return x.op == "add" and any(y.op == "dot" for y in x.args)
-
-    def _operation(self, x: Value) -> str:
-        if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
-            return self._compared(x)
-        if x.op == "cast" or x.op == EXTENT or x.op not in (*WRITTEN, *CALLS, "exp", "log"):
-            what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
-            raise self.printer.refusal(f"{what}; astype makes operands of products, and what else is computed is element by "
-                                       "element", x.line)
-        if x.op == "exp" and len(self.root.dims) == 2 and x.args[0].op == "sub" and all(
-                len(y.dims) == 1 and y.op != "coordinate" for y in x.args[0].args):
-            a, b = (self.of(self.printer.scaled(y)) for y in x.args[0].args)       # once a row, not once an element
-            return f"exp2({a} - {b})"
-        args = [self.of(y) for y in x.args]
-        if x.op in CALLS and x.op not in ("max", "abs"):
-            args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
-        if x.op == "exp":
-            return f"exp2({args[0]} * {LOG2_E})"
-        if x.op == "log":
-            return f"(log2({args[0]}) * {LN_2})"
-        return WRITTEN[x.op].format(*args) if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
-
-    def _compared(self, x: Value) -> str:
-        """Of places: what differs from element to element is a constant."""
-        found = [self._place(y) for y in x.args]
-        if len(self.root.dims) == 2 and {*found} == {"row + row_of(i)", "column + column_at(i)"}:
-            (small, one), (large, other) = (text.split(" + ") for text in found)
-            self.extra["further"] = f"{self.extra.pop(large)} - ({self.extra.pop(small)})"
-            return f"{one} - {other} {SIGNS[x.op]} further"
-        return f"{found[0]} {SIGNS[x.op]} {found[1]}"
-
-    def _place(self, x: Value) -> str:
-        """A whole number: where the element is."""
-        dim, of = x.data, self.printer.of
-        if isinstance(dim, Index) and dim.stack:
-            self.extra[name_of_stack(dim)] = dim.of_loop.name
-            return dim.text(name_of_stack)
-        begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
-        if len(self.root.dims) == 1:
-            self.extra["at_begin"] = begin
-            return "at_begin + lane_row(i)"
-        if dim is self.root.dims[0]:
-            self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
-            return "row + row_of(i)"
-        self.extra["column"] = f"{begin} + own_column()"
-        return "column + column_at(i)"

@@ -4,9 +4,7 @@ sums that tiles have parts of, and add to an array."""
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.scheduler import Slot
@@ -21,6 +19,7 @@ from gemmkit.programs.chains.elements import ProducerRole
 from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import (
     F32,
+    MEETING,
     ROWS,
     STEP,
     PanelTile,
@@ -31,7 +30,6 @@ from gemmkit.programs.collectives import (
     column_at,
     exchanged,
     quad,
-    row_of,
 )
 from gemmkit.programs.trace import Value
 from gemmkit.ptx.barriers import fence_async_global
@@ -104,7 +102,6 @@ def sum_of_word(x: tuple, n: int) -> Any:
 
 OCTET = 8                              # columns of a matrix that ldmatrix loads, and its lines
 AT_ONCE = 32                           # lines of four such matrices one below the other
-MEETING = 4                            # a named barrier; those of the consumers' ways out are 1 to 3
 
 
 @dataclass(frozen=True)
@@ -376,9 +373,7 @@ def extreme_of_column(x: Numeric, n: int, of: ColumnExtremes) -> Any:
 # A value of each row of a block, for recurrences (`gemmkit.programs.recurrences`): every warp has the values of all rows, a
 # row in each lane, and those of the rows 32 further on. Sums of them take five shuffles.
 
-LANES = 32
-PITCH = ROWS + 4                       # elements of a line of a matrix that threads solve with: no two lanes meet in a bank
-STRIP, AHEAD = 16, 8                   # rows that a thread solves for in registers, and that it reads at a time
+LANES, LINES_OF_WARP = 32, 16
 
 from_lane, from_before = SHUFFLE["idx"], SHUFFLE["up"]
 
@@ -462,10 +457,106 @@ def block_of(tile: StagedTile, slot: Any, group: int) -> tuple:
 
 
 def matrix_of_block(n: int, tile: StagedTile, stage: int, group: int) -> tuple:
+    if tile.size == 4:
+        return join(generate(4, pair_of_block, tile, stage, group * ROWS + own_row(), n * STEP + own_column()))
     lane = lane_index()
     row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
     place = tile.layout.position((row, n * STEP + udiv(lane, 16) * 8), tile.held)
     return words_of(tile, stage, 0, place, False)
+
+
+def pair_of_block(i: int, tile: StagedTile, stage: int, row: int, column: int) -> tuple:
+    """Two neighbours in float32, of four matrices of 8 x 8."""
+    at = tile.layout.position((row + i % 2 * 8, column + i // 2 * 8), tile.held)
+    return load_shared(shared(tile.dtype, tile.offset), tile.begin_of(stage), at, 2)
+
+
+@dataclass(frozen=True)
+class RowScan(Component):
+    """Cumulative sums along the rows of a block, of ``lines`` rows and so many ``columns``. Warps add up their 16 rows with
+    shuffles, and leave their sums in shared memory from ``offset`` on, where others find them.
+
+    Sums begin anew every ``piece`` warps. ``after``: they are of the rows of the piece behind a row."""
+
+    lines: int
+    columns: int
+    offset: int
+    piece: int
+    after: bool
+
+    @cached_property
+    def warps(self) -> int:
+        return self.lines // LINES_OF_WARP
+
+    def of_warp(self, values: tuple, group: int, room: int) -> tuple:
+        """A warp's sums along its rows. Rows from ``room`` on count as zeros."""
+        row = group * ROWS + own_row()
+        sums = apply(scan_octet, split(values, 4), room - row)
+        if lane_index() >= LANES - 4:                  # which have the warp's last row
+            each(leave_sums, sums, self, udiv(row, LINES_OF_WARP))
+        return join(sums)
+
+    def of_piece(self, sums: tuple, group: int) -> tuple:
+        """The sums along the piece's rows, of those of a warp."""
+        warp = group * 4 + udiv(thread_index() % 128, LANES)
+        own = warp % self.piece
+        return join(apply(with_other_warps, split(sums, 4), self, own, warp - own))
+
+    def rows(self, group: int) -> tuple:
+        """Sums of whole columns, as a thread's two rows of another matrix take them."""
+        return generate(2, sum_of_column, self, group * ROWS + own_row(), 1)
+
+    def own_columns(self) -> tuple:
+        """The same for the columns that a thread has."""
+        return generate(self.columns // 4, sum_of_column, self, own_column(), 2)
+
+    def at(self, warp: int, column: int, count: int) -> tuple:
+        return load_shared(shared(F32, self.offset), warp * self.columns, column, count)
+
+
+def scan_octet(x: tuple, n: int, room: int) -> tuple:
+    """Of eight columns: two of each of a thread's two rows."""
+    upper = generate(2, scan_of_line, x, 0, room)
+    lower = generate(2, scan_of_line, x, 1, room)
+    return join((upper, apply(below, lower, upper)))
+
+
+def scan_of_line(i: int, x: tuple, half: int, room: int) -> Any:
+    return fold(3, line_step, x[2 * half + i] if 8 * half < room else convert(F32, 0.0))
+
+
+def line_step(x: Numeric, n: int) -> Any:
+    before = from_before(x, 4 << n)
+    return x + before if lane_index() >= 4 << n else x
+
+
+def below(x: Numeric, i: int, upper: tuple) -> Any:
+    return x + from_lane(upper[i], LANES - 4 + lane_index() % 4)
+
+
+def leave_sums(sums: tuple, n: int, to: RowScan, warp: int) -> None:
+    store_shared(shared(F32, to.offset), warp * to.columns, n * 8 + own_column(), (sums[2], sums[3]))
+
+
+def with_other_warps(sums: tuple, n: int, of: RowScan, own: int, first: int) -> tuple:
+    return apply(with_others, sums, fold(of.piece, add_other, fill(F32, 2, 0.0), of, own, first, n * 8 + own_column()), of)
+
+
+def add_other(sums: tuple, n: int, of: RowScan, own: int, first: int, column: int) -> tuple:
+    x = of.at(first + n, column, 2)
+    return (sums[0] + x[0], sums[1] + x[1]) if (n >= own if of.after else n < own) else sums
+
+
+def with_others(x: Numeric, i: int, sums: tuple, of: RowScan) -> Any:
+    return sums[i % 2] - x if of.after else sums[i % 2] + x
+
+
+def sum_of_column(i: int, of: RowScan, first: int, pair: int) -> Any:
+    return fold(of.warps, add_warp, convert(F32, 0.0), of, first + i // pair * 8 + i % pair)
+
+
+def add_warp(x: Numeric, n: int, of: RowScan, column: int) -> Any:
+    return x + of.at(n, column, 1)[0]
 
 
 def leave_share(x: Numeric, i: int, to: Any, which: int, share: int, first: int, thread: int) -> None:
@@ -476,70 +567,6 @@ def leave_share(x: Numeric, i: int, to: Any, which: int, share: int, first: int,
 def take_share(x: Numeric, i: int, of: Any, which: int, share: int, first: int, thread: int, factor: Numeric) -> Any:
     """What the share makes of ``x``."""
     return x * factor + of[which, share, first + i, thread]
-
-
-@dataclass(frozen=True)
-class UnitLowerInverse(Component):
-    """The inverse of I + L of 64 rows, in float32, of which L are the elements of a warpgroup's matrix below the diagonal.
-    Each of 64 threads has a column, and solves for it by forward substitution, 16 rows at a time. ``offset``: of the matrix
-    by columns, and of the columns that are solved, by rows."""
-
-    nbytes: ClassVar[int] = 8 * ROWS * PITCH
-
-    offset: int
-
-    def of(self, values: tuple) -> tuple:
-        each(put_below, values, self)
-        named_barrier(MEETING, 2 * ROWS)
-        column = thread_index() % 128
-        if column < ROWS:
-            for strip in range(ROWS // STRIP):
-                first = strip * STRIP
-                x = generate(STRIP, element_of_unit, first - column)
-                for k in range(0, first, AHEAD):       # several loads are under way
-                    x = fold(AHEAD, less_row, x, self, k, first, column)
-                x = fold(STRIP, eliminate, x, self, first)
-                each(put_solved, x, self, first, column)
-        named_barrier(MEETING, 2 * ROWS)
-        return generate(len(values), solved_element, self)
-
-    def lower(self) -> Any:
-        return shared(F32, self.offset)
-
-    def solved(self) -> Any:
-        return shared(F32, self.offset + 4 * ROWS * PITCH)
-
-    def solved_at(self, row: int, column: int) -> Any:
-        return load_shared(self.solved(), row * PITCH, column, 1)[0]
-
-
-def put_below(x: Numeric, i: int, to: UnitLowerInverse) -> None:
-    row, column = own_row() + row_of(i), own_column() + column_at(i)
-    store_shared(to.lower(), column * PITCH, row, (x if column < row else 0.0,))
-
-
-def element_of_unit(i: int, below: int) -> Any:
-    return np.float32(1.0) if i == -below else np.float32(0.0)
-
-
-def less_row(x: tuple, n: int, of: UnitLowerInverse, k: int, first: int, column: int) -> tuple:
-    return apply(less_known, x, load_shared(of.lower(), (k + n) * PITCH, first, STRIP), of.solved_at(k + n, column))
-
-
-def less_known(x: Numeric, i: int, lower: tuple, known: Numeric) -> Any:
-    return x - lower[i] * known
-
-
-def eliminate(x: tuple, n: int, of: UnitLowerInverse, first: int) -> tuple:
-    return apply(less_known, x, load_shared(of.lower(), (first + n) * PITCH, first, STRIP), x[n])
-
-
-def put_solved(x: Numeric, i: int, to: UnitLowerInverse, first: int, column: int) -> None:
-    store_shared(to.solved(), (first + i) * PITCH, column, (x,))
-
-
-def solved_element(i: int, of: UnitLowerInverse) -> Any:
-    return of.solved_at(own_row() + row_of(i), own_column() + column_at(i))
 
 
 # --------------------------------------------------------------------------------------------------

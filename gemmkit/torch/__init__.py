@@ -22,11 +22,10 @@ from gemmkit.torch.accelerate import Report, accelerate
 from gemmkit.torch.attention import attention, scaled_dot_product_attention
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.cache import KVCache
-from gemmkit.torch.conv import conv
 from gemmkit.torch.grouped import experts, grouped_mm, scaled_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.lowering import LoweringReport, explain
-from gemmkit.torch.operators import ProductOperator, op
+from gemmkit.torch.operators import ProductOperator, conv, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 
 __all__ = ["KVCache", "Linear", "LoweringReport", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention",

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from examples.recurrences import delta_states, delta_updates, gated_delta_rule, linear_attention, state_space, until
+from examples.recurrences import (
+    delta_states,
+    delta_updates,
+    gated_delta_rule,
+    gated_linear_attention,
+    linear_attention,
+    state_space,
+    until,
+)
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.plans.ahead import recorded
@@ -22,11 +30,11 @@ F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np
 
 
 def steps(q: Any, k: Any, v: Any, g: Any, beta: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence in float64, step by step: results, and the last states."""
+    """The recurrence in float64, step by step: results, and the last states. ``g``: of each row, or of each key."""
     q, k, v, g = (x.astype(np.float64) for x in (q, k, v, g))
     state, out = np.zeros((len(q), k.shape[2], v.shape[2])), np.empty(v.shape)
     for t in range(q.shape[1]):
-        state = state * np.exp(g[:, t, None, None])
+        state = state * np.exp(g[:, t].reshape(len(q), -1, 1))
         new = v[:, t]
         if beta is not None:
             new = beta[:, t, None].astype(np.float64) * (new - np.einsum("hd,hdw->hw", k[:, t], state))
@@ -68,6 +76,87 @@ def test_linear_attention(machine: Any, name: str, rng: np.random.Generator) -> 
         linear_attention(*(machine.array(x) for x in given), out, mapping=mapping)
         found = machine.numpy(out)
     close(found, steps(*given)[0], dtype)
+
+
+def gates(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, least: float = -np.inf) -> np.ndarray:
+    """Logarithms of decays as GLA has them: logsigmoid(x) / 16; or of [``least``, 0]."""
+    drawn = -np.logaddexp(0.0, -rng.standard_normal(shape)) / 16 if least == -np.inf else rng.uniform(least, 0.0, shape)
+    return drawn.astype(dtype)
+
+
+#: Heads, rows, key width, width, dtype, dtype of decays, the least one, the mapping.
+GATED: dict[str, tuple[int, int, int, int, Any, Any, float, gk.Mapping]] = {
+    "one row": (8, 1, 64, 8, F16, F32, -np.inf, PARTS), "one half": (1, 32, 64, 32, F16, F16, -np.inf, PARTS),
+    "odd rows": (2, 131, 64, 40, F16, F32, -np.inf, PARTS), "bfloat16": (1, 100, 64, 64, BF16, BF16, -np.inf, gk.Mapping({"n": 64})),
+    "wide keys": (1, 150, 128, 24, F16, F16, -np.inf, PARTS), "fast decays": (1, 200, 64, 32, F16, F32, -1.0, PARTS),
+    "faster decays": (1, 200, 64, 32, BF16, F32, -7.0, PARTS), "no decays": (1, 70, 64, 32, F16, F32, 0.0, PARTS),
+}
+
+
+@on_machines
+@pytest.mark.parametrize("name", GATED)
+def test_gated_linear_attention(machine: Any, name: str, rng: np.random.Generator) -> None:
+    """Operands are views of longer rows, and results of misaligned ones."""
+    heads, rows, key, width, dtype, kind, least, mapping = GATED[name]
+    q, k, v, _ = drawn(rng, heads, rows, key, width, dtype)
+    both, g = np.concatenate((q, k), 2), gates(rng, (heads, rows, key), kind, least)
+    with machine.session():
+        out, held = machine.array(np.full((heads, rows, width + 1), np.nan, dtype)), machine.array(both)
+        gated_linear_attention(held[:, :, :key], held[:, :, key:], machine.array(v), machine.array(g), out[:, :, 1:], mapping=mapping)
+        found = machine.numpy(out)
+    assert np.isnan(found[:, :, 0].astype(float)).all()
+    close(found[:, :, 1:], steps(q, k, v, g)[0], dtype)
+
+
+@on_machines
+def test_decays_beyond_the_range(machine: Any, rng: np.random.Generator) -> None:
+    """A half block that decays by more than float16 holds makes NaN or infinities, and no number that is wrong."""
+    q, k, v, _ = drawn(rng, 1, 64, 64, 32)
+    given = (q, k, v, np.full(k.shape, -2.0, F16))
+    with machine.session():
+        out = machine.array(np.zeros(v.shape, F16))
+        gated_linear_attention(*map(machine.array, given), out, mapping=PARTS)
+        found = machine.numpy(out).astype(float)
+    wanted, is_there = steps(*given)[0], np.isfinite(found)
+    assert not is_there.all()
+    close(found[is_there], wanted[is_there], F16)
+
+
+def in_parts(parts: int, after: bool) -> gk.Program:
+    @gk.program
+    def program(q: Any, k: Any, v: Any, g: Any, c: Any, y: Any) -> None:
+        """Sums along rows, with those of whole blocks less those until a row; and parts of a product of a block."""
+        for h in gp.parallel(q.count):
+            for t in gp.sequential(q.rows):
+                rest = g[h, t].sum(axis=0) - gp.cumsum(g[h, t])
+                c[h, t] = gp.cumsum(g[h, t], parts=parts, after=after) + 100.0 * rest
+                y[h, t] = gp.block_diagonal(q[h, t] @ k[h, t].T, parts=parts).astype(v.dtype) @ v[h, t]
+
+    return program
+
+
+@on_machines
+@pytest.mark.parametrize(("parts", "after", "warpgroups"), [(1, True, 1), (2, False, 1), (4, False, 1), (4, True, 1), (1, False, 2),
+                                                            (2, True, 2), (4, False, 2)])
+def test_parts_of_blocks(machine: Any, parts: int, after: bool, warpgroups: int, rng: np.random.Generator) -> None:
+    rows, block, program = 150, 64 * warpgroups, in_parts(parts, after)
+    q, k, v, _ = drawn(rng, 2, rows, 64, 32)
+    g = rng.standard_normal((2, rows, 40)).astype(F32)
+    with machine.session():
+        c, y = machine.array(np.full(g.shape, np.nan, F32)), machine.array(np.full(v.shape, np.nan, F16))
+        program(*map(machine.array, (q, k, v, g)), c, y, mapping=gk.Mapping(warpgroups=warpgroups))
+        found = machine.numpy(c), machine.numpy(y)
+    sums, wanted, place = np.empty(g.shape), np.empty(v.shape), np.arange(rows)
+    for first in range(0, rows, block):
+        here = slice(first, min(first + block, rows))
+        x, own = g[:, here].astype(float), (place[here] - first) // (block // parts)
+        later, is_own = place[here, None] < place[here], own[:, None] == own
+        sums[:, here] = ((later if after else ~later) & is_own) @ x + 100.0 * (later @ x)
+        wanted[:, here] = ((q[:, here].astype(float) @ k[:, here].astype(float).swapaxes(1, 2)) * is_own) @ v[:, here]
+    np.testing.assert_allclose(found[0], sums, atol=2e-6 * np.abs(sums).max())
+    close(found[1], wanted, F16)
+    reference = program.reference(q, k, v, g, np.empty(g.shape), np.empty(v.shape), block=block)
+    np.testing.assert_allclose(reference[0], sums, atol=1e-9)
 
 
 @gk.program
@@ -213,6 +302,18 @@ def test_refused(name: str) -> None:
         linear_attention.plan(*{**GIVEN, **more}.values(), mapping=mapping)
 
 
+@pytest.mark.parametrize("parts", [0, 3, True, 2.5])
+def test_refused_parts(parts: Any) -> None:
+    @gk.program
+    def program(q: Any, o: Any) -> None:
+        for h in gp.parallel(q.count):
+            for t in gp.sequential(q.rows):
+                o[h, t] = gp.cumsum(q[h, t], parts=parts)
+
+    with assumed(H100), pytest.raises(ValueError, match="a block has 1, 2 or 4 equal parts"):
+        program.plan(half(2, 128, 64), half(2, 128, 64))
+
+
 def test_refused_elsewhere() -> None:
     q, k, v, g, o = GIVEN.values()
     with assumed(A100), pytest.raises(gk.ConfigError, match="rounds that store rows"):
@@ -246,12 +347,30 @@ def test_refused_programs() -> None:
     def summed(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
         for h, n in gp.parallel(q.count, v.columns):
             for t in gp.sequential(q.rows):
-                o[h, t, n] = (q[h, t] @ k[h, t].T).astype(v.dtype) @ v[h, t, n] * gp.cumsum(q[h, t])
+                o[h, t, n] = (q[h, t] @ k[h, t].T).astype(v.dtype) @ v[h, t, n] * gp.cumsum(g[h, t].sum(axis=0))
+
+    @gk.program
+    def square(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+        for h in gp.parallel(q.count):
+            state = gp.zeros(k.columns, q.columns)
+            for t in gp.sequential(q.rows):
+                o[h, t] = q[h, t] @ state.astype(q.dtype)
+                state[:] = state * k[h, t].sum(axis=0) + k[h, t].T @ q[h, t]
+
+    @gk.program
+    def padded(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+        for h, n in gp.parallel(q.count, v.columns):
+            for t in gp.sequential(q.rows):
+                o[h, t, n] = ((v[h, t] + 1.0).astype(v.dtype) @ (v[h, t] + 1.0).astype(v.dtype).T).astype(v.dtype) @ v[h, t, n]
 
     for program, kind, said in ((unrounded, TypeError, "round what is computed"), (columns, ValueError, "vectors are of each row|g"),
-                                (reduced, ValueError, "rowmax"), (summed, ValueError, "cumsum of a value of")):
+                                (reduced, ValueError, "rowmax"), (summed, ValueError, "cumsum of a value of"),
+                                (square, ValueError, "as long as it is wide"),
+                                (padded, ValueError, "sums over 40 columns, no multiple of 16")):
         with assumed(H100), pytest.raises(kind, match=said) as error:
-            program.plan(*{**GIVEN, "g": half(2, 32, dtype=F32) if program is columns else GIVEN["g"]}.values())
+            program.plan(*{**GIVEN, "g": half(2, 32, dtype=F32) if program is columns else GIVEN["g"],
+                            **({"o": half(2, 128, 64)} if program is square else {}),
+                            **({"v": half(2, 128, 40), "o": half(2, 128, 40)} if program is padded else {})}.values())
         assert "test_recurrences.py" in str(error.value)
 
 
@@ -273,6 +392,20 @@ def test_faults_are_found(name: str, rng: np.random.Generator) -> None:
         edited.run(dict(zip("qkvgo", given)))
 
 
+def test_meetings_about_sums(rng: np.random.Generator) -> None:
+    """Warps meet before they take the sums of others."""
+    q, k, v, _ = drawn(rng, 1, 140, 64, 32)
+    given = dict(q=q, k=k, v=v, g=gates(rng, (1, 140, 64), F16), o=half(1, 140, 32))
+    meeting = "            named_barrier(4, 128)\n"
+    with assumed(H100):
+        plan = gated_linear_attention.plan(*given.values(), mapping=PARTS)
+        before, between, *after = plan.text.split(meeting)
+        assert "scan.of_warp" in between and "of_piece" in after[0]
+        edited = gated_linear_attention.plan(*given.values(), mapping=plan.mapping, text=before + meeting + between + meeting.join(after))
+    with pytest.raises(EmulatorError), gk.emulate():
+        edited.run(given)
+
+
 def test_lengths_are_one_derivation(rng: np.random.Generator) -> None:
     """Other rows derive nothing anew where as many shares are made."""
     with assumed(H100):
@@ -288,13 +421,16 @@ def made(name: str) -> Any:
     a = half(16, dtype=F32)
     if name == "updates":
         return delta_updates(*(x.reshape(16, 128, 64, *x.shape[2:]) for x in (k, v, beta, g, w, u)))
+    if name == "gated linear attention":
+        narrow = half(16, 8192, 64)
+        return gated_linear_attention(narrow, narrow.copy(), v, narrow.copy(), o)
     calls = {"linear attention": (linear_attention, q, k, v, g, o), "state space": (state_space, q, g, a, b, b.copy(), a.copy(), o, 4),
              "states": (delta_states, q, k, w, u, g, o)}
     return calls[name][0](*calls[name][1:])
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["linear attention", "state space", "updates", "states"])
+@pytest.mark.parametrize("name", ["linear attention", "gated linear attention", "state space", "updates", "states"])
 def test_machine_code(name: str) -> None:
     """Nothing spills, and products stay asynchronous: of each only the last instruction waits."""
     plan, *_ = recorded(lambda: made(name), H100, zeros=False)

@@ -372,10 +372,12 @@ def check_memory(text: Text) -> None:
     for name, place in text.of_kind(collectives.ComputedTile).items():
         expect(bytes_of(place) == place.stage_bytes, f"{name} has {bytes_of(place)} bytes in places of {place.stage_bytes}")
         consumers, copies = constants["WARPGROUPS"].consumers, 1 if is_recurrence(plan) else 2
-        expect(place.barrier == sums.MEETING if copies == 1 else (place.barrier, place.lines) == (1 + consumers, 64 * consumers),
+        expect(place.barrier == collectives.MEETING if copies == 1 else (place.barrier, place.lines) == (1 + consumers, 64 * consumers),
                f"warpgroups meet about {name} at barrier {place.barrier}")
         regions += [Region(f"place {n} of {name}", place.offset + n * place.stage_bytes, place.offset + (n + 1) * place.stage_bytes, 1024, "")
                     for n in range(copies)]
+    for scan in {x.offset: x for x in text.of_kind(sums.RowScan).values()}.values():
+        regions.append(Region(f"sums at {scan.offset}", scan.offset, scan.offset + 4 * scan.columns * scan.warps, 16, ""))
     for name, kept in text.of_kind(sums.ColumnValues).items():
         regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
     total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block

@@ -1,0 +1,363 @@
+"""Rounds of recurrences: what they are, the steps that they take, in which order, and the text of an element.
+
+`gemmkit.programs.recurrences` prints kernels of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gemmkit.programs.called import EXTENT
+from gemmkit.programs.chains.elements import CALLS
+from gemmkit.programs.collectives import ROWS
+from gemmkit.programs.places import refuse_pieces
+from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack
+from gemmkit.programs.trace import COMPARISONS, Carried, Loop, StoreStatement, Value
+from gemmkit.programs.values import Axis, Index, number_text, refused, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gemmkit.programs.recurrences import RecurrencePrinter, RoundValue
+
+LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
+
+# --------------------------------------------------------------------------------------------------
+# Rounds that store the rows of their blocks. What they do to a cell is a monoid (`gemmkit.programs.chains.monoids`) if they
+# multiply it by a number and add what no cell is in: then blocks may share them.
+
+def is_recurrence(loop: Loop) -> bool:
+    """Whether rounds store the rows of their blocks, and multiply."""
+    rounds = [x for x in loop.body if isinstance(x, Loop)]
+    tile = [index for index in loop.indices if not index.stack]
+    if len(rounds) != 1 or len(tile) > 1 or not any(isinstance(x, Value) and x.op == "dot" for x in rounds[0].body):
+        return False
+    stores = [x for x in rounds[0].body if isinstance(x, StoreStatement) and x.read is None]
+    return any([index for index in x.key if not index.stack] == [rounds[0].indices[0], *tile] for x in stores)
+
+
+@dataclass(eq=False)
+class Recurrence:
+    """``n``: the columns that a tile has of values and results, None where it has all. ``uses``: how often a value is
+    taken."""
+
+    loop: Loop
+    rounds: Loop
+    t: Index
+    n: Index | None
+    stacks: list[Index]
+    uses: dict[Value, int] = field(default_factory=dict)
+
+    @cached_property
+    def factors(self) -> dict[Carried, Value | None] | None:
+        """What rounds multiply each cell by before they add to it: a number of the round, None for 1. None if what they add
+        depends on a cell: then a tile's rounds have no shares."""
+        cells = {c.inside for c in self.rounds.carried}
+
+        def depends(x: Value) -> bool:
+            return x in cells or any(map(depends, x.args))
+
+        found: dict[Carried, Value | None] = {}
+        for c in self.rounds.carried:
+            out = without_casts(c.out)
+            kept, added = sorted(out.args, key=depends, reverse=True) if out.op == "add" else (out, None)
+            factor = next((y for y in kept.args if y is not c.inside), None) if kept.op == "mul" else None
+            is_scaled = factor is not None and c.inside in kept.args and not factor.dims and not depends(factor)
+            if not (kept is c.inside or is_scaled) or (added is not None and depends(added)):
+                return None
+            found[c] = factor
+        return found or None
+
+    @property
+    def stores(self) -> list[StoreStatement]:
+        return [x for x in (*self.rounds.body, *self.loop.body) if isinstance(x, StoreStatement)]
+
+    @property
+    def indices(self) -> list[Index]:
+        return [*self.stacks, *([] if self.n is None else [self.n]), self.t]
+
+    def length(self, dim: Any, blocks: Mapping[str, int]) -> int:
+        """Of a dimension, with these ``blocks``."""
+        return blocks[self.t.name] if self.is_block(dim) else dim.size if isinstance(dim, Axis) else blocks[dim.name]
+
+    def is_block(self, dim: Any) -> bool:
+        return dim is self.t or (isinstance(dim, Index) and dim.twin is self.t)
+
+
+def recurrence_of(loop: Loop) -> Recurrence:
+    """Raises ValueError, with the user's line, for what such tiles have not."""
+    refuse_pieces(loop)
+    (rounds,) = (x for x in loop.body if isinstance(x, Loop))
+    (t,) = rounds.indices
+    inner = next((x for x in rounds.body if isinstance(x, Loop)), None)
+    if inner is not None:
+        raise refused(ValueError, "a loop inside rounds that store rows (only .reference(...) runs this)", inner.line)
+    if t.stack or t.is_paged or rounds.start is not None or rounds.stop is not None or loop.looked_up:
+        raise refused(ValueError, "rounds that store rows go along all rows of an array, without start=, stop= and pages "
+                                  "(only .reference(...) runs others)", rounds.line)
+    made = Recurrence(loop, rounds, t, next((x for x in loop.indices if not x.stack), None),
+                      [x for x in loop.indices if x.stack])
+    for store in made.stores:
+        if store.only is not None or store.read is not None:
+            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is added to, or stored within once(...), "
+                                      "by rounds that store rows (only .reference(...) runs this)", store.line)
+    _unify(made)
+    for x in values_of(made):
+        made.uses[x] = made.uses.get(x, 0)
+        for y in x.args:
+            made.uses[y] = made.uses.get(y, 0) + 1
+    for root in (*(store.value for store in made.stores), *(c.out for c in rounds.carried)):
+        made.uses[root] = made.uses.get(root, 0) + 1
+    return made
+
+
+def _unify(of: Recurrence) -> None:
+    """Values that are made alike become one."""
+    known, found = dict[Any, Value](), dict[Value, Value]()
+
+    def one(x: Value) -> Value:
+        if x not in found:
+            x.args = tuple(map(one, x.args))
+            data = (x.data[0].name, *map(id, x.data[1])) if x.op == "load" else x.data
+            dims = (d if isinstance(d, Axis) else id(d) for d in x.dims)
+            key = id(x) if x.op in ("carried", "after") else (x.op, *map(id, x.args), *dims, data)
+            found[x] = known.setdefault(key, x)
+        return found[x]
+
+    for store in of.stores:
+        store.value = one(store.value)
+    for c in of.rounds.carried:
+        c.out = one(c.out)
+
+
+def values_of(of: Recurrence) -> Iterator[Value]:
+    """All values that results and cells are made of, each once."""
+    pending = [*(store.value for store in of.stores), *(y for c in of.rounds.carried for y in (c.out, c.init))]
+    seen = set[Value]()
+    while pending:
+        x = pending.pop()
+        if x not in seen:
+            seen.add(x)
+            yield x
+            pending += x.args
+
+
+def without_casts(x: Value) -> Value:
+    while x.op == "cast":
+        x = x.args[0]
+    return x
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps of a recurrence's round, and their order.
+
+@dataclass(eq=False)
+class RoundStep:
+    """What stands in a round: lines that make ``names`` after the steps that it ``needs``. ``is_product``: it is under way
+    until a wait; ``onto``: the step whose accumulators it adds to; ``puts`` and ``takes``: places of shared memory.
+    ``is_late``: it stands right before the first step that needs it, so that what it reads is not in registers for long."""
+
+    names: tuple[str, ...]
+    lines: list[str]
+    needs: list[RoundStep]
+    is_product: bool = False
+    onto: RoundStep | None = None
+    puts: str = ""
+    takes: tuple[str, ...] = ()
+    is_late: bool = False
+
+    def late(self, done: set[RoundStep]) -> list[RoundStep]:
+        """Steps that stand before it."""
+        return list(dict.fromkeys(x for x in self.needs if x.is_late and x not in done))
+
+
+class RoundSchedule:
+    """The order of steps: `ordered` has the lines of a round. ``meeting``: the line where the warpgroups meet."""
+
+    def __init__(self, steps: list[RoundStep], meeting: str):
+        self.steps, self.meeting = steps, meeting
+        self.flying: list[RoundStep] = []              # products that nothing has waited for, the oldest first
+        self.unmet: set[str] = set()                   # places that are written since the warpgroups have met
+        self.has_met = False                           # since the round before has read what was there
+        self.done: set[RoundStep] = set()
+
+    def ordered(self) -> list[str]:
+        lines, left = list[str](), list(self.steps)
+        while left:
+            ready = [x for x in left if not x.is_late and all(
+                y.is_late or y in self.done for z in (x, *x.late(self.done)) for y in z.needs)]
+            chosen = min(ready, key=lambda x: (self._rank(x), self.steps.index(x)))
+            for step in [*chosen.late(self.done), chosen]:
+                lines += self._begun(step)
+                left.remove(step)
+        return [*lines, *self._waited(0)]
+
+    def _awaited(self, step: RoundStep) -> list[RoundStep]:
+        """Products that it waits for: it may add to one that is under way."""
+        return [x for x in step.needs if x in self.flying and not (step.is_product and x is step.onto)]
+
+    def _rank(self, step: RoundStep) -> tuple[int, int]:
+        awaited = self._awaited(step)
+        if awaited:
+            return 3, max(map(self.flying.index, awaited))
+        takes = [place for x in [step, *step.late(self.done)] for place in x.takes]
+        return (2 if not self.unmet.isdisjoint(takes) else 0 if step.is_product else 1), 0
+
+    def _begun(self, step: RoundStep) -> list[str]:
+        lines, awaited = list[str](), self._awaited(step)
+        if awaited:
+            lines += self._waited(len(self.flying) - 1 - max(map(self.flying.index, awaited)))
+        if not self.unmet.isdisjoint(step.takes) or (step.puts and not self.has_met):
+            self.has_met = True
+            lines.append(self.meeting)
+            self.unmet.clear()
+        self.done.add(step)
+        if step.puts:
+            self.unmet.add(step.puts)
+        if not step.is_product:
+            return [*lines, *step.lines]
+        if step.onto is not None and step.onto in self.flying:
+            self.flying.remove(step.onto)
+        self.flying.append(step)
+        return [*lines, "wgmma_fence()", *step.lines, "wgmma_commit()"]
+
+    def _waited(self, pending: int) -> list[str]:
+        """``pending``: how many may stay under way."""
+        if len(self.flying) <= pending:
+            return []
+        names = ", ".join(name for step in self.flying for name in step.names)
+        count = sum(len(step.names) for step in self.flying)
+        del self.flying[:len(self.flying) - pending]
+        given = f"({names},)" if count == 1 else f"({names})"
+        return [f"{given if count == 1 else names} = wgmma_wait({pending}, {given})"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The text of an element.
+
+class ElementText:
+    """The text of an element of a value. ``first``: the accumulators that it goes along; ``extra``: what else its function
+    takes, and what is given; ``form``: of values of each key, in `RecurrencePrinter.of_keys`."""
+
+    def __init__(self, printer: RecurrencePrinter, root: Value, part: int, form: str = ""):
+        self.printer, self.root, self.part, self.form = printer, root, part, form
+        self.first, self.formal = "", dict[str, str]()
+        self.extra: dict[str, str] = {}
+        self.needs: list[RoundStep | None] = []
+
+    def of(self, x: Value, top: bool = False) -> str:
+        if x is not self.root or x.op in ("dot", "load", "carried", "inverse", "cumsum", "total"):
+            known = self._known(x)
+            if known is not None:
+                return known
+        text = self._operation(x)
+        return text if top or x.op in CALLS or x.op in ("exp", "log") else f"({text})"
+
+    def outside(self, text: str) -> str:
+        """Of a number: with what is given in place of what a function would take."""
+        return re.sub(r"[A-Za-z_]\w*", lambda name: self.extra.get(name[0], name[0]), text)
+
+    def _known(self, x: Value) -> str | None:
+        printer = self.printer
+        if x.op == "const":
+            return number_text(float(x.data))
+        if x.op == "coordinate":
+            return f"convert(F32, {self._place(x)})"
+        if len(x.dims) == 2:
+            known = x.op in ("dot", "load", "carried", "inverse", "cumsum") or printer.of.uses.get(x, 0) > 1
+            if not known and not self._adds(x):
+                return None
+            if x.dims != self.root.dims:
+                raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix of ({shown(self.root.dims)})", x.line)
+            held = printer.matrix(x)
+            self.needs.append(held.step)
+            name, short = held.names[self.part], held.names[0]
+            if not self.first:
+                self.first, self.formal[name] = name, short
+            if name == self.first:
+                return short
+            self.extra[short] = name
+            return f"{short}[i]"
+        if len(x.dims) == 1 and len(self.root.dims) == 2:
+            if self.root.dims[0] == self.root.dims[1]:
+                raise printer.refusal(f"{x!r} of ({shown(x.dims)}) meets a matrix as long as it is wide; let tiles have "
+                                      "columns, v[h, t, n]", x.line)
+            form = "rows" if x.dims[0] == self.root.dims[0] else "columns"
+            held = printer.converted(x, form)
+            self._extra(held)
+            return f"{form[:-1]}_value({held.names[0]}, i)"
+        if len(x.dims) == 1:
+            if x.op not in ("load", "cumsum", "transpose", "rowsum") and printer.of.uses.get(x, 0) < 2:
+                return None
+            held = printer.of_keys(x, self.form) if self.form else printer.vector(x)
+            self._extra(held)
+            return f"{held.names[0]}[i]"
+        held = printer.scalar(x)
+        self._extra(held)
+        return held.names[0].removeprefix("sizes.")
+
+    def _extra(self, held: RoundValue) -> None:
+        self.needs.append(held.step)
+        self.extra[held.names[0].removeprefix("sizes.")] = held.names[min(self.part, len(held.names) - 1)]
+
+    def _adds(self, x: Value) -> bool:
+        """Whether it is a sum with a product, which the product is added to."""
+        return x.op == "add" and any(y.op == "dot" for y in x.args)
+
+    def _operation(self, x: Value) -> str:
+        if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
+            return self._compared(x)
+        if x.op == "diagonal":
+            size = self.printer.length // x.data
+            self.extra["piece"] = f"udiv(({self.printer.group(self.part)}) * {ROWS} + own_row(), {size})"
+            return f"{self.of(x.args[0])} if udiv(column_at(i), {size}) == piece else 0.0"
+        if x.op == "cast" or x.op == EXTENT or x.op not in (*WRITTEN, *CALLS, "exp", "log"):
+            what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
+            raise self.printer.refusal(f"{what}; astype makes operands of products, and what else is computed is element by "
+                                       "element", x.line)
+        if x.op == "exp" and len(self.root.dims) == 2 and x.args[0].op == "sub" and all(
+                len(y.dims) == 1 and y.op != "coordinate" for y in x.args[0].args):
+            a, b = (self.of(self.printer.scaled(y)) for y in x.args[0].args)       # once a row, not once an element
+            return f"exp2({a} - {b})"
+        args = [self.of(y) for y in x.args]
+        if x.op in CALLS and x.op not in ("max", "abs"):
+            args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
+        if x.op == "exp":
+            return f"exp2({args[0]} * {LOG2_E})"
+        if x.op == "log":
+            return f"(log2({args[0]}) * {LN_2})"
+        return WRITTEN[x.op].format(*args) if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
+
+    def _compared(self, x: Value) -> str:
+        """Of places: what differs from element to element is a constant."""
+        found = [self._place(y) for y in x.args]
+        if len(self.root.dims) == 2 and {*found} == {"row + row_of(i)", "column + column_at(i)"}:
+            (small, one), (large, other) = (text.split(" + ") for text in found)
+            self.extra["further"] = f"{self.extra.pop(large)} - ({self.extra.pop(small)})"
+            return f"{one} - {other} {SIGNS[x.op]} further"
+        return f"{found[0]} {SIGNS[x.op]} {found[1]}"
+
+    def _place(self, x: Value) -> str:
+        """A whole number: where the element is."""
+        dim, of = x.data, self.printer.of
+        if isinstance(dim, Index) and dim.stack:
+            self.extra[name_of_stack(dim)] = dim.of_loop.name
+            return dim.text(name_of_stack)
+        begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
+        if len(self.root.dims) == 1:
+            self.extra["at_begin"] = begin
+            return "at_begin + lane_row(i)"
+        if dim is self.root.dims[0]:
+            self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
+            return "row + row_of(i)"
+        self.extra["column"] = f"{begin} + own_column()"
+        return "column + column_at(i)"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Arguments behind others."""
+    return "".join(f", {word}" for word in words)
