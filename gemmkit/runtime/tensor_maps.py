@@ -131,9 +131,10 @@ def box_of_layout(extents: tuple, dtype: np.dtype, layout: Shape, swizzle: Swizz
         return f"has the swizzle {swizzle}; TMA's is that of in_lines, of a multiple of 8 lines"
     found = Box(extents, dtype, axis, width, nbytes if swizzle.terms else 0)
     try:
-        return found if found.map_spec else ""
+        found.map_spec                                        # noqa: B018
     except (TypeError, ValueError) as error:
         return str(error)
+    return found
 
 
 def why_not(info: ArrayInfo, axis: int) -> str | None:

@@ -359,8 +359,8 @@ class SpecKernel:
                      if of is not None and of.name == dimension.name), dimension.step
 
     def compile(self, *orders: str, **sizes: int) -> Code:
-        """PTX and machine code for an H100, without a GPU; each array is row-major (with lines of boxes along columns column-major), or as ``orders`` ("row", "col") say, and
-        extents with names are ``sizes`` (4096 if they are not given)."""
+        """PTX and machine code for an H100, without a GPU; each array is row-major (column-major if lines of its boxes are
+        columns), or as ``orders`` ("row", "col") say, and extents with names are ``sizes`` (4096 if they are not given)."""
         orders = orders or tuple("col" if x.box and x.box.axis < x.rank - 1 else "row" for x in self.forms)
         sizes = {of.name: sizes.get(of.name, 4096) for form in self.forms for of in form.names if of is not None}
         infos = [example([sizes[of.name] if of is not None else extent

@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import specs
-from gemmkit.emulator.errors import DeadlockError
+from gemmkit.emulator.errors import DeadlockError, ProtocolError
 from gemmkit.ptx.mma import MMA
 from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.ptx.wgmma import fence_async
@@ -304,6 +304,36 @@ def awaited(arrivals: int, copies: int, arrives: int = 0) -> Any:
 def test_waits_that_would_hang(given: tuple, lacks: str) -> None:
     with pytest.raises(DeadlockError, match=lacks):
         run(awaited(*given), aligned(np.zeros((8, 64), "f2")))
+
+
+def product_of_tiles(is_awaited: bool) -> Any:
+    """A product that may be under way when its sums are stored."""
+    @specs.kernel(grid=(1,), block=(128,), shared_bytes=64 * 96 * 2 + 8)
+    def kernel(blocks, threads, A: T[64, 64].fp16.GL.in_boxes(LEFT), B: T[64, 32].fp16.GL.in_boxes(RIGHT), C: T[64, 32].fp32.GL):  # type: ignore[no-untyped-def, valid-type, name-defined]
+        one, a, b = threads.scalar(), specs.Allocate(LEFT), specs.Allocate(RIGHT, 8192)
+        sums, there = specs.Allocate(SUMS), specs.Allocate(T[1].mbar.SH, 64 * 96 * 2)
+        if thread_index() == 0:
+            specs.Init(2, one, there)
+        barrier()
+        if thread_index() == 0:
+            specs.CopyAsync(one, A, a, there[0])
+            specs.CopyAsync(one, B, b, there[0])
+        specs.Await(one, there[0])
+        specs.Init(0, threads, sums)
+        specs.MatMulAsync(threads, a, b, sums)
+        if is_awaited:
+            specs.Await(threads, sums)
+        specs.Move(threads, sums, C)
+
+    return kernel
+
+
+def test_sums_that_are_not_awaited(rng: np.random.Generator) -> None:
+    a, b, c = values(rng, (64, 64), "f2"), values(rng, (64, 32), "f2"), aligned(np.full((64, 32), np.nan, "f4"))
+    run(product_of_tiles(True), a, b, c)
+    np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float))
+    with pytest.raises(ProtocolError, match="accumulators are used while wgmmas in flight"):
+        run(product_of_tiles(False), a, b, c)
 
 
 def test_arrays_that_tma_cannot_copy() -> None:
