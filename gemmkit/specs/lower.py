@@ -155,7 +155,7 @@ class BlockKernel:
             counts = [len(freeze_array(info).leaves) for info in infos]
             first: Any = kernel.slot(1)
             maps = self.map_slots(infos)
-            places: Any = kernel.slots[len(kernel.slots) - len(maps):]
+            places = range(len(kernel.values) - len(maps), len(kernel.values))
             return Launch(kernel, [*(Put(slot, n) for n, slot in enumerate(accumulate(counts[:-1], initial=first))),
                                    *(Put(slot, one.which, encoder=one.encoder) for slot, one in zip(places, maps))])
 
