@@ -117,6 +117,8 @@ class Box(NamedTuple):
 def box_of_layout(extents: tuple, dtype: np.dtype, layout: Shape, swizzle: Swizzle) -> Box | str:
     """How TMA brings a tile of ``extents`` to a place in shared memory with this layout, or why it cannot."""
     modes = layout.modes
+    if len(modes) < 2:                                        # the driver refuses a map of one dimension
+        return f"has {len(modes)} dimensions, and a tensor map 2 to 5; reshape the array to one row"
     axis = next((axis for axis, dim in enumerate(modes) if dim[0][1] == 1 and dim[0][0] > 1), len(modes) - 1)
     width = apart = modes[axis][0][0]
     for n in reversed(range(len(modes))):
