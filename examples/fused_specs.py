@@ -1,4 +1,4 @@
-"""Graphene's fused kernels (Hagedorn et al., ASPLOS 2023, section 6.2) as specs, at any number of rows.
+"""Graphene's fused kernels (Hagedorn et al., ASPLOS 2023, section 6.2) and Hopper's product as specs, at any number of rows.
 
     python -m examples.fused_specs            runs each on a small problem in the emulator
 
@@ -7,6 +7,7 @@
 | `mlp` | 11 | relu(... relu(X W0 + b0) ...), layers of width 128 in one launch | 2 to 20 layers |
 | `lstm` | 12 | relu(A B + X Y + bias): a simplified cell | K of both products |
 | `layernorm` | 13 | rows of X less their mean, by their deviation, times gamma, plus beta | columns |
+| `product` | | A B for float16, by TMA, mbarriers and wgmma (sm_90) | rows and columns of a tile |
 | `attention` | 14 | softmax(Q K^T / 8) V for heads of 64 columns | 384 keys in MLPerf's BERT |
 """
 
@@ -22,7 +23,7 @@ import gemmkit as gk
 from gemmkit import specs
 from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.ptx.wgmma import fence_async
-from gemmkit.specs import ALL, WARP, cdiv
+from gemmkit.specs import ALL, WARP, WARPGROUP, cdiv
 from gemmkit.specs import T as Types
 from gemmkit.specs.tensors import Threads
 
@@ -45,6 +46,56 @@ WIDTH = 128
 GROUPS: Threads = specs.threads(256).tile(128)
 ROWS_TILE, WEIGHTS = T[128, 128].fp16.SH.in_lines(), T[256, 128].fp16.SH.in_lines()
 SUMS = T[64, 128].fp32.WR
+
+
+@cache
+def product(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "col", blocks: int = 132) -> Any:
+    """``kernel(a, b, c)``: a M x K row-major and b K x N in this ``order``, both of float16, c M x N of float32.
+
+    One warp asks TMA for steps of 64 along K, as soon as a stage is empty; warpgroups of 64 rows multiply them. Blocks stay,
+    and take a tile after the other. Steps are numbered through: number n is stage n % stages in its phase n // stages.
+    """
+    groups, tile = rows // 64, 128 * (rows + columns)
+    left, right = T[rows, 64].fp16.SH.in_lines(), T[64, columns].fp16.SH.in_lines(128, order)
+    lefts, rights = T[rows * stages, 64].fp16.SH.in_lines(), T[64, columns * stages].fp16.SH.in_lines(128, order)
+    at_right, at_full, ring, held = 128 * rows * stages, tile * stages, T[stages].mbar.SH, T[64, columns].fp32.WR
+
+    def kernel(own, threads, A, B, C):  # type: ignore[no-untyped-def]
+        one, t, steps, high = threads.scalar(), thread_index(), A.tile(ALL, 64).size(1), C.tile(rows, columns).size(0)
+        a, b = specs.Allocate(lefts).tile(rows, ALL), specs.Allocate(rights, at_right).tile(ALL, columns)
+        full, empty = specs.Allocate(ring, at_full), specs.Allocate(ring, at_full + 8 * stages)
+        number, n, count = own.indices()[0], 0, high * C.tile(rows, columns).size(1)
+        if t == 0:
+            specs.Init(2, one, full)                          # the copies of A and B
+            specs.Init(groups, one, empty)
+        barrier()
+        if t == 128 * groups:
+            while number < count:
+                x, y = A.tile(rows, 64), B.tile(64, columns)
+                for k in range(steps):
+                    specs.Await(-1, one, empty[n])            # those of the round before have been read
+                    specs.CopyAsync(one, x[number % high, k], a[n % stages, 0], full[n])
+                    specs.CopyAsync(one, y[k, number // high], b[0, n % stages], full[n])
+                    n += 1
+                number += blocks
+        elif t < 128 * groups:
+            sums, group = specs.Allocate(held), t // 128
+            while number < count:
+                specs.Init(0, WARPGROUP, sums)
+                for k in range(steps):
+                    specs.Await(one, full[n])
+                    specs.MatMulAsync(WARPGROUP, a[n % stages, 0].tile(64, ALL)[group, 0], b[0, n % stages], sums)
+                    if k > 0 and t % 128 == 0:                # the step before is done
+                        specs.Arrive(one, empty[n - 1])
+                    n += 1
+                specs.Await(WARPGROUP, sums)
+                if t % 128 == 0:
+                    specs.Arrive(one, empty[n - 1])
+                specs.Move(WARPGROUP, sums, C.tile(rows, columns)[number % high, number // high].tile(64, ALL)[group, 0])
+                number += blocks
+
+    types = typed(kernel, A=T["M", "K"].fp16.GL.in_boxes(left), B=T["K", "N"].fp16.GL.in_boxes(right), C=T["M", "N"].fp32.GL)
+    return specs.kernel((blocks,), (128 * groups + 32,), (tile + 16) * stages)(types)
 
 
 @cache
@@ -327,13 +378,15 @@ def main() -> None:
     x, weights, biases = normal(40, 128), normal(256, 128, scale=0.125), normal(2, 128)
     y, rows, out = np.zeros_like(x), normal(5, 256), np.zeros((5, 256), np.float16)
     gamma, beta, q = normal(256), normal(256), normal(1, 64, 64)
-    heads = np.zeros_like(q)
+    heads, c = np.zeros_like(q), np.zeros((40, 128), np.float32)
     with gk.emulate():
         mlp()(x, weights, biases, y)
         layernorm(256)(rows, gamma, beta, out)
+        product(64, 64, 2, "row", 1)(x, weights[:128], c)
         attention(64)(q, q, q, heads)
     for name, found, wanted in (("mlp", y, mlp_reference(x, weights, biases)),
                                 ("layernorm", out, layernorm_reference(rows, gamma, beta)),
+                                ("product", c, x.astype(float) @ weights[:128].astype(float)),
                                 ("attention", heads, attention_reference(q, q, q))):
         print(f"{name}: largest difference {np.abs(found - wanted).max():.1e}")
 

@@ -5,7 +5,7 @@
   of the template kernel with the same tiles, and against cuBLAS. The wmma listing's Config is what its ``.config()`` gives.
   The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and the template's copies and stores.
 * staged: one schedule of tensor cores, whose tiles in shared memory are plain, padded or swizzled, and brought a step ahead
-  or not, and Hopper's by TMA and wgmma, against cuBLAS: the table of docs/design/specs.md.
+  or not, and Hopper's by TMA and wgmma, as a schedule and as a spec, against cuBLAS: the table of docs/design/specs.md.
 * fused_specs: Graphene's fused kernels as specs, against PyTorch, cuBLASLt and cuDNN.
 * small: M = N = 16 to 512, K = 64 to 4096, float16 to float32: the fastest of some schedules and of `gemmkit.matmul` as it
   chooses by itself, against cuBLAS. Which it was is the row's ``config``.
@@ -140,6 +140,12 @@ def _staged(place: str) -> tuple[Any, None]:
 STAGED = ("", ".pad(8)", ".swizzle(XOR)", ".pad(8).prefetch", ".swizzle(XOR).prefetch", ".swizzle(XOR).prefetch.through(RF)")
 LARGE_WARPS = ".swizzle(XOR).prefetch, warps of 64 x 64"
 RING, ALONE = "wgmma_ring: TMA, wgmma, clusters of two", "wgmma_ring without clusters"
+SPEC = "a spec: TMA, mbarriers, wgmma"
+
+
+def as_a_spec(a: Any, b: Any, out: Any) -> None:
+    fused_specs.product()(a, b, out)
+
 
 # By name: the schedule, and the Config with its tiles.
 SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None]]] = {
@@ -154,6 +160,7 @@ SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None
     LARGE_WARPS: lambda: (in_shared_memory(LARGE_WARPS, (64, 64)), None),
     RING: lambda: (wgmma_ring(), None),
     ALONE: lambda: (wgmma_ring(cluster=1), None),
+    SPEC: lambda: (as_a_spec, None),
 }
 
 
@@ -210,7 +217,7 @@ def listings() -> Iterator[Listing]:
 
 
 def staged() -> Iterator[Listing]:
-    for name in ("cuda_wmma_sample", *(place or "plain" for place in STAGED), LARGE_WARPS, ALONE, RING):
+    for name in ("cuda_wmma_sample", *(place or "plain" for place in STAGED), LARGE_WARPS, ALONE, RING, SPEC):
         for size in SIZES:
             yield Listing("staged", name, "f16", size, size, size, order="nt")
 

@@ -152,6 +152,19 @@ def _map_address(builder: ir.IRBuilder, ty: TensorMapType | MapAddressType, valu
     return assembly(builder, text, [i64], [], pure=True)[0]
 
 
+def _type_map_of(context: TypingContext, view: types.Type, number: types.Type, spec: types.Type, axis: types.Type) -> Any:
+    if not isinstance(view, ViewType) or not isinstance(number, types.IntegerLiteral):
+        return None
+    return (signature(TensorMapType(number.literal_value), view, number, spec, axis),
+            lambda c, b, s, v: ir.Constant(i8, 0))
+
+
+@atom(_type_map_of)
+def map_of(view: Any, number: int, spec: Any, axis: int) -> Any:
+    """The kernel's tensor map ``number``: that of an array contiguous along ``axis``, with this `TensorMapSpec`."""
+    return emulator.copies.EmulatedTensorMap.of(view, spec, axis)
+
+
 def _is_copy(map: types.Type, coordinates: types.Type, pointer: types.Type, position: types.Type) -> bool:
     return (_is_map(map) and isinstance(coordinates, types.BaseTuple)
             and 1 <= coordinate_count(coordinates) <= 5 and isinstance(pointer, SharedType)

@@ -14,7 +14,7 @@ import functools
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.lang.components import dataclass
 from gemmkit.runtime.arrays import ArrayInfo, whole
+from gemmkit.shapes import Shape, Swizzle, lines
 
 BYTES = 128
 SWIZZLES = (0, 32, 64, 128)
@@ -89,6 +90,53 @@ class TensorMapSpec(Component):
     def box_bytes(self) -> int:
         """Bytes of a box: what a load gives its barrier."""
         return math.prod(self.box) * int(self.dtype.itemsize)
+
+
+class Box(NamedTuple):
+    """What TMA copies of a tensor at a time: ``extents`` elements, which lie in shared memory in panels of lines of
+    ``width`` elements along ``axis``, swizzled by ``swizzle`` bytes (0: not). ``number`` is that of its tensor map."""
+
+    extents: tuple
+    dtype: np.dtype
+    axis: int
+    width: int
+    swizzle: int
+    number: int = 0
+
+    @property
+    def map_spec(self) -> TensorMapSpec:
+        """A panel. Raises ValueError, TypeError for one that TMA cannot copy."""
+        others = (extent for axis, extent in reversed(list(enumerate(self.extents))) if axis != self.axis)
+        return TensorMapSpec(self.dtype, (self.width, *others), self.swizzle)
+
+    def __str__(self) -> str:
+        swizzle = f"swizzled by {self.swizzle} bytes" if self.swizzle else "not swizzled"
+        return f"[{','.join(map(str, self.extents))}] in lines of {self.width} along axis {self.axis}, {swizzle}"
+
+
+def box_of_layout(extents: tuple, dtype: np.dtype, layout: Shape, swizzle: Swizzle) -> Box | str:
+    """How TMA brings a tile of ``extents`` to a place in shared memory with this layout, or why it cannot."""
+    modes = layout.modes
+    if len(modes) < 2:                                        # the driver refuses a map of one dimension
+        return f"has {len(modes)} dimensions, and a tensor map 2 to 5; reshape the array to one row"
+    axis = next((axis for axis, dim in enumerate(modes) if dim[0][1] == 1 and dim[0][0] > 1), len(modes) - 1)
+    width = apart = modes[axis][0][0]
+    for n in reversed(range(len(modes))):
+        if n != axis:
+            if extents[n] > 1 and (len(modes[n]) > 1 or modes[n][0][1] != apart):
+                return f"has gaps between its lines of {width}, or other dimensions come first: {layout}"
+            apart *= extents[n]
+    nbytes = width * dtype.itemsize
+    if len(modes[axis]) > 2 or extents[axis] % width or apart * dtype.itemsize % 128:
+        return f"does not consist of lines of {width} in panels of a multiple of 128 bytes: {layout}"
+    if swizzle.terms and (swizzle != lines(nbytes, dtype.itemsize) or apart // width % 8):
+        return f"has the swizzle {swizzle}; TMA's is that of in_lines, of a multiple of 8 lines"
+    found = Box(extents, dtype, axis, width, nbytes if swizzle.terms else 0)
+    try:
+        found.map_spec                                        # noqa: B018
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return found
 
 
 def why_not(info: ArrayInfo, axis: int) -> str | None:

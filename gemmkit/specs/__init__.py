@@ -23,6 +23,7 @@ from gemmkit.specs.tensors import (
     SH,
     THREAD,
     WARP,
+    WARPGROUP,
     Blocks,
     Form,
     T,
@@ -40,7 +41,10 @@ shape = traced(shapes.shape)
 
 Move = spec("Move", f"{moves.__doc__}\n\n{fragments.__doc__}")
 CopyAsync = spec("CopyAsync", moves.__doc__)
+Arrive = spec("Arrive", moves.__doc__)
+Await = spec("Await", moves.__doc__)
 MatMul = spec("MatMul", products.__doc__)
+MatMulAsync = spec("MatMulAsync", products.__doc__)
 Init = spec("Init", pointwise.__doc__)
 UnaryPointwise = spec("UnaryPointwise", pointwise.__doc__)
 BinaryPointwise = spec("BinaryPointwise", pointwise.__doc__)
@@ -55,13 +59,17 @@ __all__ = [
     "SH",
     "THREAD",
     "WARP",
+    "WARPGROUP",
     "Allocate",
+    "Arrive",
+    "Await",
     "BinaryPointwise",
     "Blocks",
     "CopyAsync",
     "Form",
     "Init",
     "MatMul",
+    "MatMulAsync",
     "Move",
     "NoAtom",
     "Reduction",

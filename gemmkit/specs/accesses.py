@@ -295,13 +295,6 @@ def access_of(form: Form) -> Any:
     return _shared_access(form, line)
 
 
-def is_block(form: Form) -> bool:
-    """Whether a form's elements are the storage's own, one beside the other."""
-    plain = all(len(dim) == 1 for dim in form.shape.modes)
-    return len(form.levels) == 1 and form.shape.rank == form.rank == 2 and plain and all(
-        dim[0][0] == 1 or dim[0][1] == tuple(int(axis == n) for n in range(2)) for axis, dim in enumerate(form.shape.modes))
-
-
 def _shared_access(form: Form, line: Line) -> InShared:
     """Accesses are no wider than what divides the distance of lines, so that each is aligned wherever the line begins."""
     assert form.layout is not None
@@ -672,7 +665,8 @@ def atomic(kind: str, threads: int | None = None, *memories: Any) -> Callable[[t
 def _misplaced(kind: str, cls: type[Instruction], threads: Threads, forms: tuple) -> Iterator[str]:
     if cls.together is not None:
         yield from count_is(threads, cls.together)
-    names = "abc" if kind == "MatMul" else ("the source", "the destination")[-len(cls.memories):]
+    names = ("abc" if kind.startswith("MatMul") else ("the destination",) if len(cls.memories) == 1 else
+             ("the source", "the destination", "the barrier"))
     for name, form, memories in zip(names, forms, cls.memories):
         yield from memory_is(name, form, *memories)
 
@@ -684,7 +678,10 @@ def instruction(kind: str, *given: Any) -> Instruction:
     parameters, threads, forms = given[:at], given[at], given[at + 1:]
     missed = []
     for number, cls in enumerate(_known[kind]):
-        wrong = [*_misplaced(kind, cls, threads, forms), *cls.differs(threads, *parameters, *forms)]
+        if cls.memories and len(forms) != len(cls.memories):
+            wrong = [f"it takes {len(cls.memories)} tensors, not {len(forms)}"]
+        else:
+            wrong = [*_misplaced(kind, cls, threads, forms), *cls.differs(threads, *parameters, *forms)]
         if not wrong:
             found = cls.of(threads, *parameters, *forms)
             if freeze(found).leaves:                          # a kernel's arguments, of which a spec has none

@@ -34,15 +34,12 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import as_stream_handle, current_stream
 from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import accesses, nodes
 from gemmkit.specs import nodes as steps
 from gemmkit.specs.accesses import NoAtom, OperandForm, OperandPlace, WalkState, instruction, place_of, ring_stages
 from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, CopiedStages, LoopedAhead, RegisterStages, ScheduleError, over
-from gemmkit.specs.nodes import QUADPAIR as AT_QUADPAIR
-from gemmkit.specs.nodes import THREAD as AT_THREAD
-from gemmkit.specs.nodes import WARP as AT_WARP
-from gemmkit.specs.nodes import WARPGROUP as AT_WARPGROUP
 from gemmkit.specs.tensors import (
     FR,
     GL,
@@ -68,9 +65,7 @@ if TYPE_CHECKING:
     from gemmkit.emulator.launch import Arena
     from gemmkit.specs.schedule import Finished
 
-__all__ = [
-    "ALL", "SpecKernel", "kernel",
-]
+__all__ = ["ALL", "SpecKernel", "kernel"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -105,7 +100,7 @@ class BlockKernel:
     shared_bytes: int
     blocks_per_sm: int = 1
     takes_one: bool = False                                   # the function takes the arrays as one tuple
-    maps: tuple = ()                                          # (which array, `nodes.RingStages`) of tensor maps
+    maps: tuple = ()                                          # (which array, `nodes.RingStages` or `Box`) of tensor maps
     scalars: tuple = ()                                       # NumPy's, behind the arrays
     cluster: int = 1
 
@@ -129,11 +124,11 @@ class BlockKernel:
     def launchable(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], target: Any, ordinal: int = 0) -> Launchable:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
-        frozen = [in_one(frozen)] if self.takes_one else frozen
         frozen += [freeze_scalar(x) for x in self.scalars]
-        maps = [slot.frozen for slot in self.map_slots(infos)]
-        return Launchable(self.function, [freeze(self.component), *frozen, *maps], self.threads, self.blocks, target,
-                          ordinal, self.shared_bytes, self.cluster, blocks_per_sm=self.blocks_per_sm)
+        frozen += [slot.frozen for slot in self.map_slots(infos)]
+        given = [in_one(frozen)] if self.takes_one else frozen
+        return Launchable(self.function, [freeze(self.component), *given], self.threads, self.blocks, target, ordinal,
+                          self.shared_bytes, self.cluster, blocks_per_sm=self.blocks_per_sm)
 
     def map_slots(self, infos: Sequence[ArrayInfo]) -> list[Any]:
         """Its tensor maps, of arrays like these."""
@@ -160,7 +155,7 @@ class BlockKernel:
             counts = [len(freeze_array(info).leaves) for info in infos]
             first: Any = kernel.slot(1)
             maps = self.map_slots(infos)
-            places: Any = kernel.slots[len(kernel.slots) - len(maps):]
+            places = range(len(kernel.values) - len(maps), len(kernel.values))
             return Launch(kernel, [*(Put(slot, n) for n, slot in enumerate(accumulate(counts[:-1], initial=first))),
                                    *(Put(slot, one.which, encoder=one.encoder) for slot, one in zip(places, maps))])
 
@@ -191,8 +186,8 @@ class Emulated(NamedTuple):
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
         maps = [arena.map(slot, views[slot.which]) for slot in self.kernel.map_slots(self.infos)]
-        given = (tuple(views),) if self.kernel.takes_one else views
-        yield self.launchable, (self.spec, *given, *self.kernel.scalars, *maps)
+        given = (*views, *self.kernel.scalars, *maps)
+        yield self.launchable, (self.spec, given) if self.kernel.takes_one else (self.spec, *given)
 
 
 def in_one(arrays: Sequence[Frozen]) -> Frozen:
@@ -295,6 +290,9 @@ class SpecKernel:
                 why = f"goes along it in steps of {steps[x.name]} too" if x.name in known else (
                     f"no tensor has an extent of that name (they have {', '.join(sorted(known)) or 'none'})")
                 raise TensorError(f"{self.__name__}: grid={grid}: {x.name}: {why}")
+        boxed = [n for n, form in enumerate(self.forms) if form.box]
+        self._maps = tuple((n, self.forms[n].box._replace(number=i)) for i, n in enumerate(boxed))
+        self.forms = tuple(form.replaced(box=dict(self._maps).get(n)) for n, form in enumerate(self.forms))
         self._kernels: dict[tuple, Any] = {}
 
     def _form(self, parameter: str, form: Any, steps: dict[str, int]) -> Form:
@@ -313,8 +311,8 @@ class SpecKernel:
         if len(arrays) != len(self.forms):
             raise TypeError(f"{self.__name__} takes {len(self.forms)} arrays, not {len(arrays)}")
         sizes: dict[str, tuple[int, str]] = {}
-        for name, form, array in zip(self.names, self.forms, arrays):
-            info = describe(array, name)
+        infos = [describe(array, name) for array, name in zip(arrays, self.names)]
+        for name, form, info in zip(self.names, self.forms, infos):
             if len(info.shape) != form.rank or any(e not in (None, size) for e, size in zip(form.extents, info.shape)):
                 raise ValueError(f"{name} has shape {info.shape}, and its type is {form}")
             if info.dtype != form.dtype:
@@ -327,7 +325,15 @@ class SpecKernel:
                     raise ValueError(f"{name} has shape {info.shape}; extents that are known at run time are below 2**31")
         kernel = self._kernel({name: size for name, (size, _) in sizes.items()})
         if kernel.blocks:                                     # no block has nothing to do
+            self._check_maps(infos)
             kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
+
+    def _check_maps(self, infos: Sequence[ArrayInfo]) -> None:
+        for which, box in self._maps:
+            target = device.target(infos[which].device)
+            reason = f"{target.name} has no TMA" if target.arch[0] < 9 else why_not(infos[which], box.axis)
+            if reason is not None:
+                raise ValueError(f"{self.names[which]}: TMA copies its boxes, and cannot: {reason}; move it otherwise")
 
     def _kernel(self, sizes: dict[str, int]) -> BlockKernel:
         """The kernel for these sizes, and all that have as much in common with the tiles' steps."""
@@ -339,12 +345,11 @@ class SpecKernel:
         forms = tuple(form.replaced(names=tuple(of and of._replace(divisor=divisors[of.name]) for of in form.names))
                       for form in self.forms)
         if forms not in self._kernels:
-            if any(isinstance(x, GridAxis) for x in self.grid):
-                made = Decomposition(self._function, None, tuple(map(self._along, self.grid)), self._threads, forms)
-            else:
-                made = Decomposition(self._function, Blocks((Shape(self.grid),)), (), self._threads, forms)
-            entry = decomposed if made.blocks is not None else decomposed_at_run_time
-            self._kernels[forms] = BlockKernel(entry, made, self._threads.size, 0, self._shared_bytes, takes_one=True)
+            at_run_time = any(isinstance(x, GridAxis) for x in self.grid)
+            own, along = (None, tuple(map(self._along, self.grid))) if at_run_time else (Blocks((Shape(self.grid),)), ())
+            made = Decomposition(self._function, own, along, self._threads, forms)
+            self._kernels[forms] = BlockKernel(decomposed_at_run_time if at_run_time else decomposed, made,
+                                               self._threads.size, 0, self._shared_bytes, takes_one=True, maps=self._maps)
         return dataclasses.replace(self._kernels[forms], blocks=blocks)
 
     def _along(self, dimension: Any) -> tuple[int, int, int]:
@@ -354,9 +359,9 @@ class SpecKernel:
                      if of is not None and of.name == dimension.name), dimension.step
 
     def compile(self, *orders: str, **sizes: int) -> Code:
-        """PTX and machine code for an H100, without a GPU; each array is row-major, or as ``orders`` ("row", "col") say, and
-        extents with names are ``sizes`` (4096 if they are not given)."""
-        orders = orders or ("row",) * len(self.forms)
+        """PTX and machine code for an H100, without a GPU; each array is row-major (column-major if lines of its boxes are
+        columns), or as ``orders`` ("row", "col") say, and extents with names are ``sizes`` (4096 if they are not given)."""
+        orders = orders or tuple("col" if x.box and x.box.axis < x.rank - 1 else "row" for x in self.forms)
         sizes = {of.name: sizes.get(of.name, 4096) for form in self.forms for of in form.names if of is not None}
         infos = [example([sizes[of.name] if of is not None else extent
                           for of, extent in zip(form.names or (None,) * form.rank, form.extents)], form.dtype, order)
@@ -392,11 +397,12 @@ def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
 
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
 PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
-WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_number, (AT_WARP, AT_THREAD): nodes.lane_number,
-           (BLOCK, AT_THREAD): nodes.thread_number, (BLOCK, AT_WARPGROUP): nodes.warpgroup_number,
-           (AT_WARPGROUP, AT_WARP): nodes.warp_of_group, (AT_WARPGROUP, AT_THREAD): nodes.thread_of_group,
-           (AT_WARP, AT_QUADPAIR): nodes.quad_pair_number}
-SIZES = {AT_WARPGROUP: 128, AT_WARP: 32, AT_QUADPAIR: 8, AT_THREAD: 1}        # threads of a worker
+WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, steps.WARP): nodes.warp_number,
+           (steps.WARP, steps.THREAD): nodes.lane_number, (BLOCK, steps.THREAD): nodes.thread_number,
+           (BLOCK, steps.WARPGROUP): nodes.warpgroup_number,
+           (steps.WARPGROUP, steps.WARP): nodes.warp_of_group, (steps.WARPGROUP, steps.THREAD): nodes.thread_of_group,
+           (steps.WARP, steps.QUADPAIR): nodes.quad_pair_number}
+SIZES = {steps.WARPGROUP: 128, steps.WARP: 32, steps.QUADPAIR: 8, steps.THREAD: 1}        # threads of a worker
 MOST_THREADS = 1024
 
 
@@ -572,7 +578,7 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
         return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
-    threads = {AT_THREAD: THREAD, AT_WARP: WARP, AT_WARPGROUP: WARPGROUP, AT_QUADPAIR: QUADPAIR}.get(level)
+    threads = {steps.THREAD: THREAD, steps.WARP: WARP, steps.WARPGROUP: WARPGROUP, steps.QUADPAIR: QUADPAIR}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
                             f".to(Thread)\n  at {line}")
@@ -630,7 +636,7 @@ def _is_block(schedule: Finished, step: steps.TileStep, operands: list[OperandFo
     for LLVM to inline."""
     single = step.level is None and step.unroll and (step.rows, step.columns) == (1, 1)
     forms = [operand.form for operand in operands]
-    return bool(single and level == AT_THREAD and schedule.micro is None and schedule.kind != "Move"
+    return bool(single and level == steps.THREAD and schedule.micro is None and schedule.kind != "Move"
                 and all(form.memory == RF and len(form.levels) == 1 for form in forms))
 
 
@@ -668,7 +674,7 @@ def _how(step: steps.TileStep, name: str, form: Form, level: str, tile: tuple[in
             raise step.refuse(f"{name} is divided in {form.memory}, with a part for each {owner}; its tiles come after "
                               f".to({owner})")
         return "offset"
-    if form.memory == FR and step.level == AT_THREAD:
+    if form.memory == FR and step.level == steps.THREAD:
         raise step.refuse(f"{name} is in fragments, which are a warp's; its tiles end .to(Warp)")
     return "own" if home >= LEVELS.index(step.level) else "base"
 
@@ -736,14 +742,14 @@ def _through(move: steps.Move, nbytes: int, operand: OperandForm, place: Operand
     implementation = move.implementation
     if implementation.micro is not None or any(isinstance(step, steps.Move) for step in implementation.steps):
         raise move.refuse(".through(RF) is of moves that are tiled down to Thread, without a move or micro-kernel in them")
-    held = accesses.owned(move, implementation.steps, operand.form.extents, level, AT_THREAD)
+    held = accesses.owned(move, implementation.steps, operand.form.extents, level, steps.THREAD)
     seen = OperandForm(accesses.form_in_registers(operand.form, RF, None), None)
     state.is_through = True
     parts = [_lower(implementation, implementation.steps, between, level, state)
              for between in ([operand, seen], [seen, place.operand])]
     state.is_through = False
     allocated = seen.form.replaced(levels=(local(*held),))
-    said = f"{move}.prefetch.through(RF): {operand.form} to {allocated} of each {AT_THREAD}, a step ahead"
+    said = f"{move}.prefetch.through(RF): {operand.form} to {allocated} of each {steps.THREAD}, a step ahead"
     load, store = (part.node for part in parts)
     return (RegisterStages(place.operand.form, operand.form.dtype, place.offset, nbytes, allocated, seen.form, load, store),
             (*_under(said, parts[0]), *_under(f"behind the step to {place.said}, two stages", parts[1])))

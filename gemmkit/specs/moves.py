@@ -1,4 +1,5 @@
-"""Move, as instructions: loads and stores of lines, cp.async, ldmatrix, and wmma's fragments (Table 2, rows 1 to 4)."""
+"""Move, as instructions: loads and stores of lines, cp.async, ldmatrix, and wmma's fragments (Table 2, rows 1 to 4); TMA
+with mbarriers."""
 
 from __future__ import annotations
 
@@ -10,16 +11,21 @@ import numpy as np
 
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import each, split
+from gemmkit.lang.static import traced
 from gemmkit.ptx import wmma
+from gemmkit.ptx.barriers import mbarrier_arrive, mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.mma import C_8X8, by_columns, by_rows, ldmatrix, map_c, mma_quad_pair
 from gemmkit.ptx.mma import MMA as MMA_SYNC
 from gemmkit.ptx.special import lane_index, udiv
+from gemmkit.ptx.tma import map_of, tma_load
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.specs.accesses import (
     InShared,
     Instruction,
     access_of,
     atomic,
+    count_is,
     count_of,
     fragment_of,
     is_inside,
@@ -30,6 +36,7 @@ from gemmkit.specs.accesses import (
 from gemmkit.specs.tensors import (
     FR,
     GL,
+    MBARRIER,
     MMA,
     OF_QUADS,
     QP,
@@ -41,6 +48,8 @@ from gemmkit.specs.tensors import (
     Line,
     Tensor,
     Threads,
+    box_of,
+    is_block,
     is_linear,
     line_of,
 )
@@ -405,6 +414,147 @@ class CopyLineOrZeros(Instruction):
             copy_async(dst.storage, base, offset, src.storage, offset_of(src.storage, src.at), self.count, True)
         else:                                                 # seen by the others behind the barrier that the copies need
             self.target.store(dst, self.source.load_what_is_there(src))
+
+
+# -- TMA, and mbarriers in shared memory -----------------------------------------------------------------------------------
+#
+# Of a ring of barriers, T[4].mbar.SH, number n is barrier n % 4 in its phase n // 4: so loops number their steps, and nobody
+# writes parities. A copy arrives with the bytes that it brings, so that none is awaited that was not said.
+
+def is_barrier(name: str, form: Form) -> Iterator[str]:
+    """What a form would have to be for one barrier of a ring."""
+    if form.dtype != MBARRIER or form.memory != SH or form.extents:
+        yield f"{name} is {form}, not one barrier of a ring in SH, as full[n] is of T[4].mbar.SH"
+
+
+@traced
+def box_at(tensor: Tensor, axis: int, along: int) -> tuple:
+    """The coordinates of a box ``along`` elements further: the fastest dimension first, as TMA takes them."""
+    at = tensor.at
+    return at[axis] + along, *(at[n] for n in reversed(range(len(at))) if n != axis)
+
+
+@atomic("CopyAsync", 1, GL, SH, SH)
+@dataclass(frozen=True)
+class CopyBox(Instruction):
+    """A tile that TMA brings (sm_90), zeros where it reaches over the array's edge. The barrier counts one arrival, and
+    the phase waits for the tile's bytes."""
+
+    row: ClassVar[str] = ("CopyAsync [1].thread [m,n].GL.in_boxes(form) -> [m,n].SH, [].mbar.SH: mbarrier.arrive.expect_tx, "
+                          "cp.async.bulk.tensor")
+    number: int
+    axis: int
+    spec: TensorMapSpec
+    panels: int
+    apart: int
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        src, dst, barrier = given
+        yield from is_barrier("the barrier", barrier)
+        found = box_of(dst)
+        if src.box is None:
+            yield f"the source {src} has no tensor map; annotate the parameter with T[...].GL.in_boxes(form of a tile in SH)"
+        elif src.memory == GL and (not is_block(src, src.rank) or src.extents != src.box.extents):
+            yield f"the source is {src}, and its boxes are {src.box}"
+        if isinstance(found, str):
+            yield f"the destination {found}"
+            return
+        if src.box is not None and found != src.box._replace(number=0):
+            yield f"the destination is {found}, and the source's boxes are {src.box}"
+        if dst.alignment % (found.swizzle * 8 or 128):
+            yield f"the destination is allocated at a multiple of {dst.alignment} bytes, not of {found.swizzle * 8 or 128}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        src, dst, _ = given
+        box: Any = src.box
+        modes: Any = dst.layout
+        apart = modes.modes[box.axis][-1][1]
+        return cls(box.number, box.axis, box.map_spec, box.extents[box.axis] // box.width, apart)
+
+    @property
+    def width(self) -> int:
+        return self.spec.box[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels * self.spec.box_bytes
+
+    def run(self, src: Tensor, dst: Tensor, barrier: Tensor) -> None:
+        n, first = barrier.at[1], dst.unswizzled_at
+        mbarrier_expect(barrier.storage, n, self.nbytes)
+        for p in range(self.panels):
+            tma_load(map_of(src.storage, self.number, self.spec, self.axis), box_at(src, self.axis, p * self.width),
+                     dst.storage, first + p * self.apart, barrier.storage, n)
+
+
+@atomic("Init")
+@dataclass(frozen=True)
+class InitBarriers(Instruction):
+    """A ring of barriers, whose phases take ``arrivals`` each. One thread; then a barrier of the block."""
+
+    row: ClassVar[str] = "Init<arrivals> [1].thread -> [?].mbar.SH: mbarrier.init of each, fence.mbarrier_init"
+    count: int
+    arrivals: int
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        *arrivals, ring = given
+        yield from count_is(threads, 1)
+        if ring.dtype != MBARRIER or ring.extents != (None,):
+            yield f"the destination is {ring}, not a ring of barriers, T[4].mbar.SH"
+        if len(arrivals) != 1 or type(arrivals[0]) is not int or not 1 <= arrivals[0] < 2**20:
+            yield f"a phase takes 1 to {2**20 - 1} arrivals, not {', '.join(map(str, arrivals)) or 'none'}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(given[1].layout.extents[1], given[0])
+
+    def run(self, ring: Tensor) -> None:
+        for n in range(self.count):
+            mbarrier_init(ring.storage, n, self.arrivals)
+        mbarrier_fence_init()
+
+
+@atomic("Arrive", 1, SH)
+@dataclass(frozen=True)
+class ArriveAtBarrier(Instruction):
+    """One arrival: what the thread did before is seen by those that wait."""
+
+    row: ClassVar[str] = "Arrive [1].thread -> [].mbar.SH: mbarrier.arrive"
+
+    @staticmethod
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        yield from is_barrier("the destination", given[0])
+
+    def run(self, barrier: Tensor) -> None:
+        mbarrier_arrive(barrier.storage, barrier.at[1])
+
+
+@atomic("Await")
+@dataclass(frozen=True)
+class AwaitBarrier(Instruction):
+    """The end of a phase, awaited by each thread that comes here: that of the barrier's number, or with -1 the one before,
+    which in a ring's first round is over from the start."""
+
+    row: ClassVar[str] = "Await, Await<-1> [n].thread -> [].mbar.SH: mbarrier.try_wait.parity"
+    rounds: int                                               # 1 for the one before: of two rounds the parity is the same
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        *rounds, barrier = given
+        yield from is_barrier("the destination", barrier)
+        if rounds not in ([], [-1]):
+            yield f"the phase of a number, or with -1 the one before is awaited, not {', '.join(map(str, rounds))}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(len(given) - 1)
+
+    def run(self, barrier: Tensor) -> None:
+        phase, n = barrier.at
+        mbarrier_wait(barrier.storage, n, (phase + self.rounds) & 1)
 
 
 def wait() -> None:

@@ -26,14 +26,13 @@ from gemmkit.specs.accesses import (
     count_is,
     count_of,
     dtype_is,
-    is_block,
     is_line,
     levels_are,
     memory_is,
     write_registers,
 )
 from gemmkit.specs.moves import SIDE, of_quads
-from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR, Form, Tensor, Threads, fragments_of
+from gemmkit.specs.tensors import FR, GL, QP, RF, SH, WR, Form, Tensor, Threads, fragments_of, is_block
 
 F16 = np.dtype(np.float16)
 

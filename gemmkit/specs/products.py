@@ -27,14 +27,13 @@ from gemmkit.specs.accesses import (
     count_of,
     dtype_is,
     fragment_of,
-    is_block,
     is_line,
     levels_are,
     read_registers,
     write_registers,
 )
 from gemmkit.specs.moves import SIDE, fragment_key
-from gemmkit.specs.nodes import thread_of_group
+from gemmkit.specs.nodes import thread_of_group, waited
 from gemmkit.specs.pointwise import of_warpgroup
 from gemmkit.specs.schedule import (
     FR,
@@ -61,7 +60,7 @@ from gemmkit.specs.schedule import (
     Warpgroup,
     micro_kernel,
 )
-from gemmkit.specs.tensors import WMMA, Form, Tensor, Threads
+from gemmkit.specs.tensors import WMMA, Form, Tensor, Threads, is_block
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
@@ -439,6 +438,43 @@ class MultiplyShared(Instruction):
         wgmma.wgmma_commit()
         (sums,) = wgmma.wgmma_wait(self.pending, (sums,))
         c.storage[m, n] = sums
+
+
+@atomic("MatMulAsync", 128, SH, SH, WR)
+@dataclass(frozen=True)
+class MultiplySharedAsync(Instruction):
+    """`MultiplyShared`, which may go on behind it: the one before is done. `AwaitSums` follows the last."""
+
+    row: ClassVar[str] = MultiplyShared.row.replace("MatMul", "MatMulAsync", 1)
+    differs = MultiplyShared.differs
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        return MultiplyShared.of(threads, *given).one_behind     # type: ignore[attr-defined]
+
+
+@atomic("Await", 128, WR)
+@dataclass(frozen=True)
+class AwaitSums(Instruction):
+    """The end of all products of `MultiplySharedAsync`."""
+
+    row: ClassVar[str] = "Await [128].thread -> [64,n].WR: wgmma.wait_group"
+    columns: int
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        yield from of_warpgroup(given[-1])
+        if len(given) > 1:
+            yield f"all products are awaited, not {given[0]}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Form) -> Instruction:
+        return cls(given[0].extents[1])
+
+    def run(self, sums: Tensor) -> None:
+        i, j = sums.at
+        m, n = udiv(i, 64), udiv(j, self.columns)
+        sums.storage[m, n] = waited(sums.storage[m, n])
 
 
 @atomic("Move", 128, WR, (GL, SH))

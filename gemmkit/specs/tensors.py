@@ -43,6 +43,7 @@ from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, SplitType, known
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import block_x, thread_index, udiv
+from gemmkit.runtime.tensor_maps import Box, box_of_layout
 from gemmkit.shapes import NONE, NOTHING, Shape, ShapeError, Step, Swizzle, lines, local, shape, span
 
 # --------------------------------------------------------------------------------------------------
@@ -65,10 +66,12 @@ GL, SH, RF, FR, WR, QP = "GL", "SH", "RF", "FR", "WR", "QP"
 
 _NAMES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "bf16": ml_dtypes.bfloat16, "i8": np.int8,
           "u8": np.uint8, "i32": np.int32, "u32": np.uint32, "e4m3": ml_dtypes.float8_e4m3fn,
-          "e5m2": ml_dtypes.float8_e5m2}
+          "e5m2": ml_dtypes.float8_e5m2, "mbar": np.uint64}
 _NAME_OF = {np.dtype(dtype): name for name, dtype in _NAMES.items()}
 
 
+#: What mbarriers are of.
+MBARRIER = np.dtype(np.uint64)
 #: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, mma.sync, or wgmma.
 WMMA, MMA, WGMMA, QUADS = "wmma", "mma", "wgmma", "mma.m8n8k4"
 #: Extents of a quad-pair's fragments.
@@ -111,17 +114,19 @@ class Form(Static):
     the storage. ``swizzle`` permutes the places of elements in shared memory. If a matrix ``is_partial``, tiles reach over
     its edge (section 3.4): reads give zeros there, and nothing is written. ``names`` has, for each axis of the storage, its
     `NamedExtent` or None. What a ``scaling`` form is stored to is `on_scaled`: 1 multiplies by alpha, 2 adds beta C too.
+    TMA copies a ``box`` at a time (`in_boxes`).
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: np.dtype, layout: Shape | None = None,
                  unit: int | None = None, alignment: int = 16, role: FragmentRole | None = None, rank: int | None = None,
-                 is_partial: bool = False, swizzle: Swizzle = NONE, names: tuple = (), scaling: int = 0):
+                 is_partial: bool = False, swizzle: Swizzle = NONE, names: tuple = (), scaling: int = 0,
+                 box: Box | None = None):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
         self.rank, self.is_partial = levels[0].rank if rank is None else rank, is_partial
-        self.swizzle, self.names, self.scaling = swizzle, names, scaling
+        self.swizzle, self.names, self.scaling, self.box = swizzle, names, scaling, box
         self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle, names,
-                       scaling)
+                       scaling, box)
         self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
@@ -135,6 +140,7 @@ class Form(Static):
         further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
         further += (", partial" if self.is_partial else "") + (f", {self.swizzle}" if self.swizzle.terms else "")
         further += (f", {self.names}" if self.names else "") + (f", scaled {self.scaling}" if self.scaling else "")
+        further += f", boxes {self.box!r}" if self.box else ""
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -185,7 +191,7 @@ class Form(Static):
     def replaced(self, **changed: Any) -> Form:
         """The form with other fields."""
         names = ("levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle",
-                 "names", "scaling")
+                 "names", "scaling", "box")
         fields = dict(zip(names, self._parts))
         return Form(**{**fields, **changed})
 
@@ -218,6 +224,18 @@ class Form(Static):
         modes: list = [((across, width),)] * 2
         modes[axis] = ((width, 1), (self.extents[axis] // width, width * across))
         return self.replaced(layout=Shape.of_modes(modes), swizzle=lines(nbytes, self.itemsize))
+
+    def in_boxes(self, tile: Form) -> Form:
+        """A parameter of a kernel whose tiles TMA copies (sm_90): each is as large as ``tile``, a form in SH, and lies there
+        so: plain, or `in_lines`. The call makes the tensor map. Raises TensorError for a tile that TMA cannot bring.
+
+        >>> str(T["M", "K"].fp16.GL.in_boxes(T[64, 128].fp16.SH.in_lines()).box)
+        '[64,128] in lines of 64 along axis 1, swizzled by 128 bytes'
+        """
+        found = box_of(tile)
+        if isinstance(found, str) or self.memory != GL or (tile.rank, tile.dtype) != (self.rank, self.dtype):
+            raise TensorError(f"{self}.in_boxes({tile}): {found}; a tensor in GL takes a tile in SH of its rank and type")
+        return self.replaced(box=found)
 
     def tile(self, *tilers: object) -> Form:
         """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay. Raises ShapeError; TensorError
@@ -288,6 +306,8 @@ class Line:
 @lru_cache(maxsize=8192)
 def line_of(form: Form) -> Line | str:
     """A form as a line, or why it is none."""
+    if form.dtype == MBARRIER:
+        return "is of barriers, which Init, CopyAsync, Arrive and Await take"
     if len(form.levels) > 1:
         return "is tiled"
     dims = [dim for dim in form.shape.modes if dim != NOTHING]
@@ -299,6 +319,20 @@ def line_of(form: Form) -> Line | str:
     if more or extent is None or not isinstance(step, Step) or sorted(step) != [0] * (len(step) - 1) + [1]:
         return "is not a run of neighbours"
     return Line(step.index(1), extent)
+
+
+def is_block(form: Form, rank: int = 2) -> bool:
+    """Whether a form's elements are the storage's own, one beside the other."""
+    return len(form.levels) == 1 and form.shape.rank == form.rank == rank and all(
+        len(dim) == 1 and (dim[0][0] == 1 or dim[0][1] == tuple(int(axis == n) for n in range(rank)))
+        for axis, dim in enumerate(form.shape.modes))
+
+
+def box_of(form: Any) -> Box | str:
+    """How TMA would bring a form in shared memory, or why it cannot."""
+    if not isinstance(form, Form) or form.layout is None or not is_block(form, form.rank) or form.layout.rank != form.rank:
+        return f"{form} is no block in SH"
+    return box_of_layout(form.extents, form.dtype, form.layout, form.swizzle)
 
 
 # -- notation ---------------------------------------------------------------------------------------------------------
@@ -326,6 +360,8 @@ class T:
             return replace(self, dtype=np.dtype(_NAMES[name]))
         if name == WR and self.dtype is not None:
             return sums_of_warpgroup(self.extents, self.dtype)
+        if self.dtype == MBARRIER and self.dtype is not None:
+            return ring_of_barriers(self.extents, name)
         if name in (GL, SH, RF) and self.dtype is not None:
             extents = tuple(None if isinstance(e, str) else e for e in self.extents)
             if name != GL and extents != self.extents:
@@ -346,6 +382,15 @@ def sums_of_warpgroup(extents: tuple, dtype: Any, columns: int | None = None) ->
                           "of 8")
     role = FragmentRole("c", None, np.dtype(dtype), np.dtype(dtype), WGMMA, wide)
     return Form((local(*extents),), WR, dtype, role=role)
+
+
+def ring_of_barriers(extents: tuple, memory: str) -> Form:
+    """The form of mbarriers: number n is barrier ``n % extent`` in its phase ``n // extent``. Raises TensorError."""
+    if memory != SH or len(extents) != 1 or type(extents[0]) is not int or extents[0] < 1:
+        raise TensorError(f"T{list(extents)}.mbar.{memory}: barriers are in SH, and one extent says how many, as in "
+                          "T[4].mbar.SH")
+    ring = (extents[0], Step((0, 1))), (None, Step((1, 0)))
+    return Form((Shape.of_modes((ring,)),), SH, MBARRIER, Shape((1, *extents), (0, 1)), rank=2)
 
 
 class TensorError(ValueError):
@@ -569,11 +614,12 @@ def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type
         origin = _check_allocation(of, tuple(map(known, offset)))
     except (NotKnown, ShapeError, TensorError) as error:
         raise TypingError(str(error)) from None
-    zeros = (0,) * of.shape.rank
+    zeros = (0,) * of.rank
     function: Any = shared if of.memory == SH else registers
     static = (of.dtype, origin) if of.memory == SH else (fragments_of(of)[0], *fragments_of(of)[1])
     given = [WeakIntLiteral(x) if isinstance(x, int) else type_of(x) for x in static]
     inner = context.resolve_function_type(function.device_type, tuple(given), {})
+    of = of.replaced(alignment=math.gcd(origin, 1024)) if of.memory == SH else of
     example = Tensor(of, OpaqueStorage(inner.return_type, None), zeros, zeros)
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
@@ -587,10 +633,12 @@ def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type
 def _check_allocation(form: object, offset: tuple) -> int:
     if not isinstance(form, Form) or form.memory not in (SH, RF, FR, WR, QP):
         raise TensorError(f"Allocate({form}): a form in SH or RF is needed, for example T[8, 8].fp32.RF")
-    if None in form.extents:
+    if None in form.extents and form.dtype != MBARRIER:
         raise TensorError(f"Allocate({form}): its extents must be known when the kernel is compiled")
     if offset and form.memory != SH:
         raise TensorError(f"Allocate({form}, {offset[0]}): registers have no offset")
+    if form.dtype == MBARRIER and offset and offset[0] % MBARRIER.itemsize:
+        raise TensorError(f"Allocate({form}, {offset[0]}): barriers begin at a multiple of 8 bytes")
     return int(offset[0]) if offset else 0
 
 
@@ -600,9 +648,9 @@ def allocate(form: Form, *offset: int) -> Tensor:
 
     Registers belong to the function that allocates them: it may pass them on, and not return them.
     """
-    origin, zeros = _check_allocation(form, offset), (0,) * form.shape.rank
+    origin, zeros = _check_allocation(form, offset), (0,) * form.rank
     if form.memory == SH:
-        return Tensor(form, shared(form.dtype, origin), zeros, zeros)
+        return Tensor(form.replaced(alignment=math.gcd(origin, 1024)), shared(form.dtype, origin), zeros, zeros)
     fragment, counts = fragments_of(form)
     return Tensor(form, registers(fragment, *counts), zeros, zeros)
 

@@ -34,7 +34,7 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 15
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 16
     assert printed == shown
 
 

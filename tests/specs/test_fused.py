@@ -17,6 +17,7 @@ from gemmkit.runtime.device import H100
 from gemmkit.specs import NoAtom, T, instruction
 from gemmkit.specs.tensors import WARPGROUP
 from tests.ptx_machine.launch import run_ptx
+from tests.specs.test_atoms import on_gpu as as_they_lie
 from tests.support.harness import aligned
 
 F16 = np.float16
@@ -34,12 +35,9 @@ def emulated(kernel: Any, *arrays: np.ndarray) -> np.ndarray:
 
 
 def on_gpu(kernel: Any, *arrays: np.ndarray) -> np.ndarray:
-    import cupy
-
-    there = [cupy.asarray(x) for x in arrays]
-    there[-1][...] = np.nan
-    kernel(*there)
-    return np.asarray(there[-1].get()).astype(float)
+    arrays[-1][...] = np.nan
+    as_they_lie(kernel, *arrays)
+    return arrays[-1].astype(float)
 
 
 def interpreted(kernel: Any, *arrays: np.ndarray) -> np.ndarray:
@@ -67,6 +65,28 @@ def test_mlp(run: Any, layers: int, rows: int, rng: np.random.Generator) -> None
     x, weights, biases = normal(rng, rows, 128), normal(rng, 128 * layers, 128, scale=0.125), normal(rng, layers, 128)
     found = run(fused_specs.mlp(layers), x, weights, biases, np.zeros_like(x))
     np.testing.assert_allclose(found, fused_specs.mlp_reference(x, weights, biases), rtol=2e-3, atol=1e-2)
+
+
+@RUNS
+@pytest.mark.parametrize(("case", "sizes"), [((64, 32, 2, "col", 2), (100, 72, 200)), ((128, 64, 3, "row", 2), (200, 136, 71)),
+                                             ((64, 64, 4, "row", 3), (1, 7, 1))], ids=str)
+def test_product(run: Any, case: tuple, sizes: tuple, rng: np.random.Generator) -> None:
+    """Views of lines of a multiple of 16 bytes, some of them at 16 bytes and no more."""
+    (m, n, k), order = sizes, case[3]
+    a, b = normal(rng, m, k + -k % 8 + 8)[:, 8:k + 8], normal(rng, *((n, k + 8 + -k % 8) if order == "col" else (k, n + 8 + -n % 8)))
+    b = b[:, 8:k + 8].T if order == "col" else b[:, :n]
+    found = run(fused_specs.product(*case), a, b, np.zeros((m, n), np.float32))
+    np.testing.assert_allclose(found, a.astype(float) @ b.astype(float), atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ["row", "col"])
+def test_product_of_every_phase(order: str, rng: np.random.Generator) -> None:
+    """Each block goes often round the ring, and its last tiles reach over both edges."""
+    a, b = normal(rng, 2000, 2072, scale=0.1), normal(rng, 2072, 3000, scale=0.1)
+    b = np.asfortranarray(b) if order == "col" else b
+    found = on_gpu(fused_specs.product(order=order), a, b, np.zeros((2000, 3000), np.float32))
+    np.testing.assert_allclose(found, a.astype(np.float32) @ b.astype(np.float32), atol=1e-3)
 
 
 @RUNS
@@ -112,8 +132,9 @@ def test_at_the_papers_sizes(rng: np.random.Generator) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("kernel", "most", "needed"), [
     (fused_specs.mlp(20), 168, {"HGMMA": 8, "LDGSTS": 16}), (fused_specs.lstm(1024), 128, {"HGMMA": 4, "LDGSTS": 8}),
+    (fused_specs.product(), 168, {"HGMMA": 4, "UTMALDG": 2}), (fused_specs.product(order="row"), 168, {"HGMMA": 4, "UTMALDG": 5}),
     (fused_specs.layernorm(1024), 80, {"SHFL": 10}), (fused_specs.attention(384), 200, {"HMMA": 64, "LDSM": 36}),
-], ids=["mlp", "lstm", "layernorm", "attention"])
+], ids=["mlp", "lstm", "product", "product, B by rows", "layernorm", "attention"])
 def test_compiled(kernel: Any, most: int, needed: dict) -> None:
     code = kernel.compile()
     assert code.usage.spill_stores == code.usage.spill_loads == code.usage.stack_bytes == 0 and code.usage.registers <= most
@@ -124,7 +145,7 @@ def test_compiled(kernel: Any, most: int, needed: dict) -> None:
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     fused_specs.main()
     said = capsys.readouterr().out
-    assert all(f"{name}: largest difference" in said for name in ("mlp", "layernorm", "attention"))
+    assert all(f"{name}: largest difference" in said for name in ("mlp", "layernorm", "product", "attention"))
 
 
 # -- refused ---------------------------------------------------------------------------------------------------------------
