@@ -89,7 +89,7 @@ class RecurrencePrinter:
         self.places: dict[Any, tuple[str, RoundStep]] = {}
         self.products: dict[str, str] = {}
         self.held: dict[Any, Any] = {}               # of values, of their forms, and of scaled values
-        self.anew: dict[Value, RoundValue] = {}      # the same of what one function takes
+        self.uncached: dict[Value, RoundValue] = {}      # the same of what one function takes
         self.factors = of.factors or {}
         self.taken = {*arrays, *numbers, *(x.name for x in of.indices), *OWN}
 
@@ -260,9 +260,9 @@ class RecurrencePrinter:
     # -- values ---------------------------------------------------------------------------------------------------------
 
     def matrix(self, x: Value) -> RoundValue:
-        """The accumulators of a matrix. Blocks of arrays, and sums along rows, are made anew wherever they are taken:
+        """The accumulators of a matrix. Blocks of arrays, and sums along rows, are made again wherever they are taken:
         registers are scarcer than shared memory."""
-        held = self.anew if x.op in ("load", "cumsum") else self.held
+        held = self.uncached if x.op in ("load", "cumsum") else self.held
         if x not in held:
             held[x] = self._matrix(x)
         return held[x]
@@ -319,7 +319,7 @@ class RecurrencePrinter:
     def _mapped(self, x: Value) -> RoundValue:
         """Element by element."""
         names, lines, needs = list[str](), list[str](), list[RoundStep | None]()
-        function, outer, self.anew = self.name(f"make_{x.name or x.op}"), self.anew, {}
+        function, outer, self.uncached = self.name(f"make_{x.name or x.op}"), self.uncached, {}
         for part in range(self.parts(x)):
             text = ElementText(self, x, part)
             body = text.of(x, top=True)
@@ -335,7 +335,7 @@ class RecurrencePrinter:
                 self.functions.append(f"{head}\n    return {body}")
             names.append(name)
             needs += text.needs
-        self.anew = outer
+        self.uncached = outer
         return RoundValue(tuple(names), self.step(tuple(names), lines, needs))
 
     def vector(self, x: Value) -> RoundValue:
