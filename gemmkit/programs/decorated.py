@@ -620,7 +620,7 @@ def _parts(word: str, parts: Any) -> int:
     return int(parts)
 
 
-def _of_block_twice(word: str, x: Any) -> Any:
+def _of_block_twice(word: str, x: object) -> Any:
     value = current().lift(x)
     if len(value.dims) != 2 or not is_of_rounds(value.dims[:1]) or getattr(value.dims[1], "twin", None) is not value.dims[0]:
         raise refused(ValueError, f"{word} of a value of ({shown(value.dims)}); rows and columns must be the "

@@ -84,7 +84,7 @@ class Recurrence:
         """Of a dimension, with these ``blocks``."""
         return blocks[self.t.name] if self.is_block(dim) else dim.size if isinstance(dim, Axis) else blocks[dim.name]
 
-    def is_block(self, dim: Any) -> bool:
+    def is_block(self, dim: object) -> bool:
         return dim is self.t or (isinstance(dim, Index) and dim.twin is self.t)
 
 

@@ -328,7 +328,7 @@ def is_block(form: Form, rank: int = 2) -> bool:
         for axis, dim in enumerate(form.shape.modes))
 
 
-def box_of(form: Any) -> Box | str:
+def box_of(form: object) -> Box | str:
     """How TMA would bring a form in shared memory, or why it cannot."""
     if not isinstance(form, Form) or form.layout is None or not is_block(form, form.rank) or form.layout.rank != form.rank:
         return f"{form} is no block in SH"
