@@ -596,7 +596,7 @@ def cumsum(x: Any, parts: int = 1, after: bool = False) -> Any:
 
     Raises ValueError for other values, and for other numbers of parts.
 
-    >>> gp.exp(gp.cumsum(g[h, t], after=True))             # how far the block's rows decay until its end
+    >>> gp.exp(gp.cumsum(g[h, t], after=True))     # decay of rows until the block's end
     """
     value = current().lift(x)
     if not is_of_rounds(value.dims[:1]) or len(value.dims) > 2:

@@ -26,5 +26,8 @@ class OnDevice:
     def swapaxes(self, first: int, second: int) -> OnDevice:
         return OnDevice(self.array.swapaxes(first, second))
 
+    def reshape(self, *shape: int) -> OnDevice:
+        return OnDevice(self.array.reshape(*shape))
+
 
 __all__ = ["OnDevice"]
