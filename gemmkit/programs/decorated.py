@@ -596,7 +596,16 @@ def cumsum(x: Any, parts: int = 1, after: bool = False) -> Any:
 
     Raises ValueError for other values, and for other numbers of parts.
 
-    >>> gp.exp(gp.cumsum(g[h, t], after=True))     # decay of rows until the block's end
+    >>> import numpy as np, gemmkit as gk
+    >>> from gemmkit import programs as gp
+    >>> @gk.program
+    ... def sums(g, v, d):
+    ...     for h in gp.parallel(v.count):
+    ...         for t in gp.sequential(v.rows):
+    ...             d[h, t] = gp.cumsum(g[h, t]) * v[h, t]
+    >>> g, v = np.array([[1.0, 2.0, 4.0]], np.float32), np.ones((1, 3, 1), np.float32)
+    >>> sums.reference(g, v, np.empty_like(v)).ravel().tolist()
+    [1.0, 3.0, 7.0]
     """
     value = current().lift(x)
     if not is_of_rounds(value.dims[:1]) or len(value.dims) > 2:
