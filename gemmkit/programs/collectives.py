@@ -239,10 +239,16 @@ class StagedOperand(Component):
         return fill(self.accumulator, self.values, value)
 
 
+@dataclass(frozen=True)
 class HandedOperand(StagedOperand):
-    """What such products have whose A is what a warpgroup has computed, in the registers that it is in."""
+    """What such products have whose A is what a warpgroup has computed, in the registers that it is in. ``first``,
+    ``length``, ``width``: as of `Product`."""
 
-    reuse: Any
+    b: StagedTile
+    b_transposed: bool = False
+    first: int = 0
+    length: int = 0
+    width: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -488,14 +494,7 @@ DROP = -8.0                            # the least exponent of a factor for whic
 
 @dataclass(frozen=True)
 class HandedProduct(HandedOperand):
-    """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
-    they are in. ``width``: as of `Product`."""
-
-    b: StagedTile
-    b_transposed: bool = False
-    first: int = 0
-    length: int = 0
-    width: int = 0
+    """64 rows of what a warpgroup has computed times ``b``."""
 
     @cached_property
     def block(self) -> Tile:
@@ -513,8 +512,7 @@ class HandedProduct(HandedOperand):
         return FragmentReuse(WGMMAOp(self.block.size.K, self.b.dtype, F32), self.operator, self.block.size.K)
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
-        """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a
-        wait."""
+        """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place, done after a wait."""
         return self.multiply_half(sums, fragments, 0, slot, accumulate)
 
     def multiply_half(self, sums: tuple, fragments: tuple, group: int, slot: Slot, accumulate: int) -> tuple:

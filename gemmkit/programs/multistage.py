@@ -712,14 +712,7 @@ def of_part(sums: tuple, i: int, n: int) -> tuple:
 
 @dataclass(frozen=True)
 class HandedMmaProduct(HandedOperand, Multiplied):
-    """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
-    they are in."""
-
-    b: CopiedTile
-    b_transposed: bool = False
-    first: int = 0
-    length: int = 0
-    width: int = 0
+    """The same of a stage that threads have copied."""
 
     @cached_property
     def reuse(self) -> FragmentReuse:
