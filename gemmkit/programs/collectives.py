@@ -241,9 +241,9 @@ class StagedOperand(Component):
 
 @dataclass(frozen=True)
 class HandedOperand(StagedOperand):
-    """What such products have whose A is what a warpgroup has computed, in the registers that it is in. ``first``,
-    ``length``, ``width``: as of `Product`."""
+    """Such products' whose A is what a warpgroup has computed, in its registers; ``first`` to ``width`` as of `Product`."""
 
+    reuse: ClassVar[Any]
     b: StagedTile
     b_transposed: bool = False
     first: int = 0
