@@ -125,8 +125,8 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 #: the cases of other functions, so that `make test` takes five minutes of two cores. (`sample(1)` keeps all.)
 SLOW = tuple(f"tests/{name}" for name in (
     "blas/", "components/", "conformance/test_experiments", "distributed/", "epilogues/", "functions/", "kernels/", "lang/", "layouts/",
-    "operators/", "plans/test_plan", "plans/test_inspection", "plans/test_ozaki", "programs/", "ptx/", "pytorch/", "specs/",
-    "tiling/", "tuner/"))
+    "operators/", "plans/test_export", "plans/test_plan", "plans/test_inspection", "plans/test_ozaki", "programs/", "ptx/", "pytorch/",
+    "specs/", "tiling/", "tuner/", "tuning/test_narrow"))
 
 
 def _rest(items: list[pytest.Item], count: int) -> list[pytest.Item]:

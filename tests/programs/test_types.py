@@ -177,6 +177,7 @@ def test_types_of_8_bits_meet(rng: np.random.Generator, one: np.dtype, other: np
             mapping=gk.Mapping(kernel=kernel), of=as_it_is)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 128, "k": 128}, stages=2), gk.Mapping({"n": 64, "k": 64}, warpgroups=1),
                                      gk.Mapping({"n": 64}, stages=3, cluster={"m": 2}),
