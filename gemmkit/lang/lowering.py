@@ -16,8 +16,10 @@ kernels.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -31,6 +33,8 @@ from numba.cuda.core.funcdesc import FunctionDescriptor
 from numba.cuda.debuginfo import CUDADIBuilder
 from numba.cuda.lowering import CUDALower
 from numba.cuda.target import CUDATargetContext
+
+from gemmkit.lang.numba_hooks import compiles_users, is_unrolled
 
 # --------------------------------------------------------------------------------------------------
 # How one device function calls another: without a status.
@@ -123,6 +127,9 @@ class Calls(CUDACallConv):
         for ty, value in zip(argtys, args):
             packer = self._packer(ty)
             given += [value] if packer is None else packer.as_arguments(builder, [value])
+        steps = _steps.get(callee.name)
+        if steps is not None and not isinstance(resty, types.Optional):
+            return None, self.context.get_returned_value(builder, resty, builder.in_place(*steps, given))
         place = cgutils.alloca_once(builder, callee.args[0].type.pointee)
         builder.call(callee, [place, *given])
         result = builder.load(place)
@@ -141,7 +148,12 @@ class Lower(CUDALower):
 
     def setup_function(self, fndesc: FunctionDescriptor) -> None:
         super().setup_function(fndesc)
-        self.builder.__class__ = _Builder
+        self.builder.__class__ = _InPlace if is_unrolled() else _Builder
+
+    def lower_normal_function(self, fndesc: FunctionDescriptor) -> None:
+        super().lower_normal_function(fndesc)
+        if is_unrolled() and not compiles_users():            # (users' functions keep their lines)
+            _note_steps(self.function)
 
     def post_lower(self) -> None:
         super().post_lower()
@@ -258,6 +270,108 @@ class _Builder(ir.IRBuilder):
             else:                                              # a part of what is wanted
                 break
         return super().extract_value(agg, at, name) if at else agg
+
+
+# In kernels that are `unrolled`, a function of few steps that goes straight on is put in place of its calls, and what is known
+# of integers is computed: NVVM met 110,000 lines of a float32 kernel, and of min-plus 214,000, for 1.5 and 2.4 seconds. Now
+# they are 40,000, and the machine code is the same. In other kernels LLVM unrolls loops that are short before it simplifies
+# them, and would make other code.
+
+_STEPS = 24
+_steps: dict[str, tuple[list, Any]] = {}                      # by a function's name: its steps, and which is the result
+_INTEGERS: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "udiv": operator.floordiv,
+                             "urem": operator.mod, "sdiv": operator.floordiv, "srem": operator.mod,
+                             "lshr": operator.rshift, "ashr": operator.rshift, "and_": operator.and_, "or_": operator.or_}
+_NEUTRAL = {"add": 0, "sub": 0, "lshr": 0, "ashr": 0, "or_": 0, "mul": 1, "udiv": 1, "sdiv": 1}
+
+
+class _InPlace(_Builder):
+    """A builder of unrolled kernels."""
+
+    def in_place(self, steps: list, result: Any, given: Sequence[ir.Value]) -> Any:
+        """The result of a function, whose steps are put here."""
+        values = [None, *given]
+        for step, places in steps:
+            values.append(self._repeated(step, [values[at] if type(at) is int else at for at in places]))
+        return values[result] if type(result) is int else result
+
+    def _repeated(self, step: ir.Instruction, given: list) -> Any:
+        name = step.opname + "_" * (step.opname in ("and", "or"))
+        if name in _INTEGERS:
+            return getattr(self, name)(*given, flags=step.flags)
+        if type(step) in (ir.InsertValue, ir.ExtractValue):
+            return getattr(self, step.opname.replace("value", "_value"))(*given, step.indices)
+        if type(step) is ir.GEPInstr:
+            return self.gep(given[0], given[1:], step.inbounds)
+        if given and type(given[0]) is tuple:                  # an intrinsic
+            given[0] = cgutils.get_or_insert_function(self.module, *given[0])
+        made = copy(step)
+        made.parent, made.operands, made.metadata = self.block, given, {}
+        made.name = ""
+        self._insert(made)
+        return made
+
+
+def _computing(name: str) -> Any:
+    make = getattr(ir.IRBuilder, name)
+
+    def operation(self: _InPlace, x: ir.Value, y: ir.Value, *rest: Any, **more: Any) -> Any:
+        m, n = (each.constant if type(each) is ir.Constant and type(each.constant) is int else None for each in (x, y))
+        if n is not None and n == _NEUTRAL.get(name):
+            return x
+        if m == 0 and name == "add":
+            return y
+        if name in ("mul", "and_") and 0 in (m, n):
+            return ir.Constant(x.type, 0)
+        if m is not None and n is not None and m >= 0 and n >= 0 and (n or _INTEGERS[name] not in (operator.floordiv, operator.mod)):
+            found = _INTEGERS[name](m, n)
+            if 0 <= found < 2 ** (x.type.width - 1):
+                return ir.Constant(x.type, found)
+        return make(self, x, y, *rest, **more)
+
+    return operation
+
+
+for _name in _INTEGERS:
+    setattr(_InPlace, _name, _computing(_name))
+
+
+def _note_steps(function: ir.Function) -> None:
+    """Keep a function's steps if it may be put in place of its calls."""
+    body, block = [], function.blocks[0]
+    for _ in function.blocks:
+        body += block.instructions
+        if type(body[-1]) is not ir.Branch:
+            break
+        block = body.pop().operands[0]
+    results = [each for each in body if type(each) is ir.StoreInstr and each.operands[1] is function.args[0]]
+    if type(body[-1]) is not ir.Ret or len(results) != 1:
+        return
+    result, readers = results[0].operands[0], Counter(id(value) for each in body for value in each.operands)
+    kept = []
+    for each in reversed(body[:-1]):
+        if each is not results[0]:
+            if readers[id(each)] or not (each.opname in _PURE or type(each) in (ir.InsertValue, ir.ExtractValue)):
+                kept.append(each)
+            else:
+                readers.subtract(map(id, each.operands))
+    places: dict[int, Any] = {id(argument): n for n, argument in enumerate(function.args) if n}
+    steps = []
+    for each in reversed(kept):
+        given = [places.get(id(value), value) for value in each.operands]
+        given = [(x.ftype, x.name) if type(x) is ir.Function and x.name.startswith("llvm.") else x for x in given]
+        if type(each) in (ir.AllocaInstr, ir.PhiInstr) or not all(type(x) in _KNOWN for x in given):
+            return
+        step, places[id(each)] = copy(each), len(function.args) + len(steps)
+        step.parent = step.operands = step.pointer = step.aggregate = step.value = None
+        steps.append((step, given))
+    result = places.get(id(result), result)
+    if len(steps) <= _STEPS and type(result) in _KNOWN:
+        _steps[function.name] = steps, result
+
+
+_PURE = {name.rstrip("_") for name in _INTEGERS}
+_KNOWN = (int, tuple, ir.Constant, ir.InlineAsm)
 
 
 def _part(constant: ir.Constant, n: int) -> Any:

@@ -39,6 +39,7 @@ from gemmkit.kernels.spec import KernelFamily, order_of, rule
 from gemmkit.lang.component_products import StackShape, of_part, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import View
+from gemmkit.lang.numba_hooks import unrolled
 from gemmkit.lang.registers import Fragment, fold, registers
 from gemmkit.operators import FPUOp
 from gemmkit.operators.base import units
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 #
 # Steps 1, 2 and 4 to 6 are those of `singlestage`. CUTLASS calls this main loop ``MainloopSm80CpAsync``.
 
+@unrolled
 def multistage(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     """D = A B + C for one tile of D, or for the parts of tiles that are a block's; see the module's table. Launched with as
     many blocks of ``spec.threads`` as the scheduler says."""
