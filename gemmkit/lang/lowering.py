@@ -277,7 +277,7 @@ class _Builder(ir.IRBuilder):
 # they are 40,000, and the machine code is the same. In other kernels LLVM unrolls loops that are short before it simplifies
 # them, and would make other code.
 
-_STEPS = 24
+_STEPS = 20
 _steps: dict[str, tuple[list, Any]] = {}                      # by a function's name: its steps, and which is the result
 _INTEGERS: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "udiv": operator.floordiv,
                              "urem": operator.mod, "sdiv": operator.floordiv, "srem": operator.mod,
