@@ -16,7 +16,6 @@ kernels.
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -129,7 +128,7 @@ class Calls(CUDACallConv):
             given += [value] if packer is None else packer.as_arguments(builder, [value])
         steps = _steps.get(callee.name)
         if steps is not None and not isinstance(resty, types.Optional):
-            return None, self.context.get_returned_value(builder, resty, builder.in_place(*steps, given))
+            return None, self.context.get_returned_value(builder, resty, builder.put(*steps, given))
         place = cgutils.alloca_once(builder, callee.args[0].type.pointee)
         builder.call(callee, [place, *given])
         result = builder.load(place)
@@ -272,37 +271,34 @@ class _Builder(ir.IRBuilder):
         return super().extract_value(agg, at, name) if at else agg
 
 
-# In kernels that are `unrolled`, a function of few steps that goes straight on is put in place of its calls, and what is known
-# of integers is computed: NVVM met 110,000 lines of a float32 kernel, and of min-plus 214,000, for 1.5 and 2.4 seconds. Now
-# they are 40,000, and the machine code is the same. In other kernels LLVM unrolls loops that are short before it simplifies
-# them, and would make other code.
+# In kernels that say that they are unrolled, a function of few steps that goes straight on is put in place of its calls.
+# NVVM met 110,000 lines of a float32 kernel and 214,000 of min-plus, for 1.5 and 2.4 seconds. Now it meets 41,000 for 1.0
+# second, and the machine code is the same. Other kernels would have other code: LLVM unrolls loops by how long they are
+# before it simplifies them.
 
 _STEPS = 20
-_steps: dict[str, tuple[list, Any]] = {}                      # by a function's name: its steps, and which is the result
-_INTEGERS: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "udiv": operator.floordiv,
-                             "urem": operator.mod, "sdiv": operator.floordiv, "srem": operator.mod,
-                             "lshr": operator.rshift, "ashr": operator.rshift, "and_": operator.and_, "or_": operator.or_}
-_NEUTRAL = {"add": 0, "sub": 0, "lshr": 0, "ashr": 0, "or_": 0, "mul": 1, "udiv": 1, "sdiv": 1}
+_steps: dict[str, tuple[list, Any]] = {}                      # of functions, by name; and which step is the result
+_NEUTRAL = {"add": 0, "sub": 0, "or_": 0, "lshr": 0, "ashr": 0, "mul": 1, "udiv": 1, "sdiv": 1, "and_": None, "urem": None}
+_PURE = {*(name.rstrip("_") for name in _NEUTRAL), "insertvalue", "extractvalue"}
 
 
 class _InPlace(_Builder):
-    """A builder of unrolled kernels."""
+    """A builder of unrolled kernels: what is known of integers is left out."""
 
-    def in_place(self, steps: list, result: Any, given: Sequence[ir.Value]) -> Any:
+    def put(self, steps: list, result: Any, given: Sequence[ir.Value]) -> Any:
         """The result of a function, whose steps are put here."""
         values = [None, *given]
         for step, places in steps:
-            values.append(self._repeated(step, [values[at] if type(at) is int else at for at in places]))
+            values.append(self._again(step, [values[at] if type(at) is int else at for at in places]))
         return values[result] if type(result) is int else result
 
-    def _repeated(self, step: ir.Instruction, given: list) -> Any:
-        name = step.opname + "_" * (step.opname in ("and", "or"))
-        if name in _INTEGERS:
-            return getattr(self, name)(*given, flags=step.flags)
+    def _again(self, step: ir.Instruction, given: list) -> Any:
         if type(step) in (ir.InsertValue, ir.ExtractValue):
             return getattr(self, step.opname.replace("value", "_value"))(*given, step.indices)
         if type(step) is ir.GEPInstr:
             return self.gep(given[0], given[1:], step.inbounds)
+        if step.opname in _PURE:
+            return getattr(self, step.opname + "_" * (step.opname in ("and", "or")))(*given, flags=step.flags)
         if given and type(given[0]) is tuple:                  # an intrinsic
             given[0] = cgutils.get_or_insert_function(self.module, *given[0])
         made = copy(step)
@@ -312,32 +308,26 @@ class _InPlace(_Builder):
         return made
 
 
-def _computing(name: str) -> Any:
-    make = getattr(ir.IRBuilder, name)
+def _simplified(name: str) -> Any:
+    make, neutral = getattr(ir.IRBuilder, name), _NEUTRAL[name]
 
     def operation(self: _InPlace, x: ir.Value, y: ir.Value, *rest: Any, **more: Any) -> Any:
-        m, n = (each.constant if type(each) is ir.Constant and type(each.constant) is int else None for each in (x, y))
-        if n is not None and n == _NEUTRAL.get(name):
+        m, n = (each.constant if type(each) is ir.Constant else None for each in (x, y))
+        if n is not None and n == neutral:
             return x
-        if m == 0 and name == "add":
-            return y
-        if name in ("mul", "and_") and 0 in (m, n):
-            return ir.Constant(x.type, 0)
-        if m is not None and n is not None and m >= 0 and n >= 0 and (n or _INTEGERS[name] not in (operator.floordiv, operator.mod)):
-            found = _INTEGERS[name](m, n)
-            if 0 <= found < 2 ** (x.type.width - 1):
-                return ir.Constant(x.type, found)
-        return make(self, x, y, *rest, **more)
+        if m == 0 and name != "sub":
+            return y if name in ("add", "or_") else ir.Constant(x.type, 0)
+        return ir.Constant(x.type, 0) if n == 0 and name in ("mul", "and_") else make(self, x, y, *rest, **more)
 
     return operation
 
 
-for _name in _INTEGERS:
-    setattr(_InPlace, _name, _computing(_name))
+for _name in _NEUTRAL:
+    setattr(_InPlace, _name, _simplified(_name))
 
 
 def _note_steps(function: ir.Function) -> None:
-    """Keep a function's steps if it may be put in place of its calls."""
+    """Keep a function's steps if they can be put in place of its calls."""
     body, block = [], function.blocks[0]
     for _ in function.blocks:
         body += block.instructions
@@ -347,30 +337,27 @@ def _note_steps(function: ir.Function) -> None:
     results = [each for each in body if type(each) is ir.StoreInstr and each.operands[1] is function.args[0]]
     if type(body[-1]) is not ir.Ret or len(results) != 1:
         return
-    result, readers = results[0].operands[0], Counter(id(value) for each in body for value in each.operands)
-    kept = []
+    readers, kept = Counter(id(value) for each in body for value in each.operands), []
     for each in reversed(body[:-1]):
-        if each is not results[0]:
-            if readers[id(each)] or not (each.opname in _PURE or type(each) in (ir.InsertValue, ir.ExtractValue)):
-                kept.append(each)
-            else:
-                readers.subtract(map(id, each.operands))
+        if each.opname in _PURE and not readers[id(each)]:
+            readers.subtract(map(id, each.operands))
+        elif each is not results[0]:
+            kept.append(each)
     places: dict[int, Any] = {id(argument): n for n, argument in enumerate(function.args) if n}
-    steps = []
+    steps: list = []
     for each in reversed(kept):
-        given = [places.get(id(value), value) for value in each.operands]
-        given = [(x.ftype, x.name) if type(x) is ir.Function and x.name.startswith("llvm.") else x for x in given]
+        given = [(x.ftype, x.name) if type(x) is ir.Function and x.name.startswith("llvm.") else places.get(id(x), x)
+                 for x in each.operands]
         if type(each) in (ir.AllocaInstr, ir.PhiInstr) or not all(type(x) in _KNOWN for x in given):
             return
-        step, places[id(each)] = copy(each), len(function.args) + len(steps)
-        step.parent = step.operands = step.pointer = step.aggregate = step.value = None
-        steps.append((step, given))
-    result = places.get(id(result), result)
+        places[id(each)] = len(function.args) + len(steps)
+        steps.append((copy(each), given))
+        vars(steps[-1][0]).update(dict.fromkeys(("parent", "operands", "pointer", "aggregate", "value")))
+    result = places.get(id(results[0].operands[0]), results[0].operands[0])
     if len(steps) <= _STEPS and type(result) in _KNOWN:
         _steps[function.name] = steps, result
 
 
-_PURE = {name.rstrip("_") for name in _INTEGERS}
 _KNOWN = (int, tuple, ir.Constant, ir.InlineAsm)
 
 

@@ -22,9 +22,9 @@ __all__ = [
     "AbstractTemplate", "AttributeTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError",
     "OpaqueModel", "RefType", "Signature", "StateDict", "TypingContext", "TypingError", "Values", "build_definitions",
     "call_iternext", "cgutils", "compiles_ours", "compiles_users", "compute_cfg_from_blocks", "fold_arguments",
-    "global_callable", "global_compiler_lock", "ir", "is_unrolled", "iternext_impl", "join_numba", "lowering_registry", "models",
-    "numba_ir", "operation", "register_model", "register_pass", "replace_vars", "rules_hold_in", "signature",
-    "target_context", "typeof_impl", "types", "typing_registry", "unify_weakly", "unrolled",
+    "global_callable", "global_compiler_lock", "ir", "is_unrolled", "iternext_impl", "join_numba", "lowering_registry",
+    "models", "numba_ir", "operation", "register_model", "register_pass", "replace_vars", "rules_hold_in", "signature",
+    "target_context", "typeof_impl", "types", "typing_registry", "unify_weakly",
 ]
 
 
@@ -267,14 +267,8 @@ def set_target_arch(cc: tuple, is_unrolled: bool = False) -> None:
 
 
 def is_unrolled() -> bool:
-    """Whether the kernel that is compiled is `unrolled`."""
+    """Whether the kernel that is compiled says that all its short loops are unrolled."""
     return getattr(_target, "is_unrolled", False)
-
-
-def unrolled(kernel: F) -> F:
-    """A kernel all of whose short loops say that they are unrolled."""
-    vars(kernel)["is_unrolled"] = True
-    return kernel
 
 
 @contextmanager

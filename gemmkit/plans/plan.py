@@ -25,14 +25,14 @@ from gemmkit.components import (
     uncached,
     without_arrays,
 )
-from gemmkit.emulator.mode import current_mode, world
+from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.config import Config, Keywords, given, names_keywords, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
-from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
+from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache, world
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -82,9 +82,10 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
-        self._joined = tuple(name for name, layout in components_of(a, b, out).items()
-                             if any(arrays_of(layout)))
-        out, keywords = result(out, keywords)
+        self._joined: tuple[str, ...] = ()
+        if isinstance(a, Matrix) or isinstance(b, Matrix) or isinstance(out, Matrix):
+            self._joined = tuple(name for name, layout in components_of(a, b, out).items() if any(arrays_of(layout)))
+            out, keywords = result(out, keywords)
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
         infos = describe_all(a, b, c, out)

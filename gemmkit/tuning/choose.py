@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, at_once
 from gemmkit.kernels.collectives.split_k import StreamK
@@ -70,7 +69,7 @@ from gemmkit.tuning.operators import (
     result_dtype,
     sized,
 )
-from gemmkit.tuning.problems import Choice, MappingProblem, choose
+from gemmkit.tuning.problems import Choice, MappingProblem, choose, takes_small_mappings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -39,7 +39,6 @@ from gemmkit.kernels.spec import KernelFamily, order_of, rule
 from gemmkit.lang.component_products import StackShape, of_part, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import View
-from gemmkit.lang.numba_hooks import unrolled
 from gemmkit.lang.registers import Fragment, fold, registers
 from gemmkit.operators import FPUOp
 from gemmkit.operators.base import units
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
 #
 # Steps 1, 2 and 4 to 6 are those of `singlestage`. CUTLASS calls this main loop ``MainloopSm80CpAsync``.
 
-@unrolled
 def multistage(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     """D = A B + C for one tile of D, or for the parts of tiles that are a block's; see the module's table. Launched with as
     many blocks of ``spec.threads`` as the scheduler says."""
@@ -86,6 +84,9 @@ def multistage(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackS
             at = rolled(spec.scheduler.following(at, step))
     else:
         compute_part(spec, a, b, c, d, shape)
+
+
+multistage.is_unrolled = True          # type: ignore[attr-defined]  # all its short loops (`gemmkit.lang.lowering`)
 
 
 def compute_part(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
