@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.runtime.device import assumed_device
+
 
 @dataclass(frozen=True)
 class ExecutionTarget:
@@ -74,3 +76,16 @@ def computed_by(mode: ExecutionTarget) -> Iterator[None]:
 
 #: The mode of this thread or task; None outside. Every call asks, so it is the variable's own method.
 current_mode: Callable[[], ExecutionTarget | None] = _mode.get
+
+
+def takes_small_mappings() -> bool:
+    """Whether a product, attention or a program for which nobody names a mapping takes one that is quickly emulated."""
+    mode = _mode.get()
+    return mode is not None and mode.mapping == "small"
+
+
+def world() -> Any:
+    """What plans of equal calls differ in: where they compute, by which mappings, and for which device host arrays are
+    planned."""
+    mode = _mode.get()
+    return mode and mode.mapping, assumed_device()

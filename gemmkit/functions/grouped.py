@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmkit import programs as gp
 from gemmkit.components import check_held, freeze, uncached, with_fields
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.mode import current_mode, world
 from gemmkit.kernels.collectives.batched import GroupScheduler, GroupShape, MatrixGroup, Member
 from gemmkit.kernels.collectives.operand import OperandArrays as ArraysOfProduct
 from gemmkit.kernels.config import Config, Keywords, names_keywords
@@ -27,7 +27,7 @@ from gemmkit.lang.references import Guards
 from gemmkit.layouts import Plain
 from gemmkit.plans.adapters import for_products
 from gemmkit.plans.compiled import Nothing
-from gemmkit.plans.launch import Cache, Current, Launch, LaunchTable, Put, bound, cache, world
+from gemmkit.plans.launch import Cache, Current, Launch, LaunchTable, Put, bound, cache
 from gemmkit.plans.problem import (
     HOST,
     Call,

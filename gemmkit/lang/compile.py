@@ -176,7 +176,7 @@ def _holds(ty: types.Type, value: int) -> bool:
 # --------------------------------------------------------------------------------------------------
 # How Numba compiles our functions: what it does for every one of them, once; what it does for nobody, not at all.
 #
-# A kernel is some hundred small functions, each compiled by itself. Before, Numba spent more time around the work than on it:
+# A kernel is some hundred small functions, each compiled by itself. Numba spent more time around the work than on it:
 #
 # * it found out which variables live where after each of a dozen passes (8 %), kept timers and told of events (5 %);
 # * it looked for newly registered operations before each function and each template (10 %), and loaded SciPy (5 %);

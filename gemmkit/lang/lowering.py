@@ -285,7 +285,7 @@ _PURE = {*(name.rstrip("_") for name in _NEUTRAL), "insertvalue", "extractvalue"
 class _InPlace(_Builder):
     """A builder of unrolled kernels: what is known of integers is left out."""
 
-    def put(self, steps: list, result: Any, given: Sequence[ir.Value]) -> Any:
+    def put(self, steps: list, result: int | ir.Value, given: Sequence[ir.Value]) -> Any:
         """The result of a function, whose steps are put here."""
         values = [None, *given]
         for step, places in steps:
@@ -311,7 +311,7 @@ class _InPlace(_Builder):
 def _simplified(name: str) -> Any:
     make, neutral = getattr(ir.IRBuilder, name), _NEUTRAL[name]
 
-    def operation(self: _InPlace, x: ir.Value, y: ir.Value, *rest: Any, **more: Any) -> Any:
+    def operation(self: _InPlace, x: ir.Value, y: ir.Value, *rest: object, **more: object) -> Any:
         m, n = (each.constant if type(each) is ir.Constant else None for each in (x, y))
         if n is not None and n == neutral:
             return x

@@ -32,6 +32,7 @@ from gemmkit.lang.scalars import (
     float16,
     index,
     numba_type,
+    pair_arithmetic,
     weak_float64,
 )
 
@@ -88,9 +89,7 @@ def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType,
     return static_value(context, builder, static_type(static), static)
 
 
-@nb.lowering_registry.lower_constant(FragmentType)
-def _fragment_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
-    return context.get_dummy_value()
+nb.lowering_registry.lower_constant(FragmentType)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 class RegistersType(types.Type):
@@ -590,8 +589,6 @@ def _binary(name: str) -> Callable[..., Any]:
         pair = pairs[0]
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            from gemmkit.lang.scalars import pair_arithmetic
-
             given = [x if t == pair else _constant(pair, t.literal_value) for x, t in zip(v, s.args)]
             return pair_arithmetic(builder, f"{name}.rn.{_SUFFIX[pair.element]}", given)
 
@@ -610,8 +607,6 @@ def _extremum(name: str) -> Callable[..., Any]:
         at = 0 if isinstance(args[0], PairType) else 1
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            from gemmkit.lang.scalars import pair_arithmetic
-
             given = [v[at], _constant(pair, constant.literal_value)]
             return pair_arithmetic(builder, f"{name}.NaN.{_SUFFIX[pair.element]}", given)
 
@@ -626,8 +621,6 @@ def _unary(name: str) -> Callable[..., Any]:
             return None
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            from gemmkit.lang.scalars import pair_arithmetic
-
             return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
 
         return signature(args[0], args[0]), codegen

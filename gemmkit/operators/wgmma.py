@@ -88,7 +88,7 @@ class WGMMAOp(Operator):
     def minimum_arch(self) -> tuple[int, int]:
         return 9, 0
 
-    is_mapped = True                                                       # type: ignore[assignment]
+    is_mapped = True
 
     @cached_property
     def map_c(self) -> FragmentMap:

@@ -32,16 +32,9 @@ from gemmkit.runtime.arrays import (
     producer_stream,
 )
 from gemmkit.runtime.compile import CodeChanged
-from gemmkit.runtime.device import assumed_device, check_stream, stream_finder
+from gemmkit.runtime.device import check_stream, stream_finder
 from gemmkit.runtime.launch import Launchable, Space
 from gemmkit.runtime.tensor_maps import Encoder
-
-
-def world() -> Any:
-    """What plans of equal calls differ in: where they compute, by which mappings, and for which device."""
-    mode = current_mode()
-    return mode and mode.mapping, assumed_device()
-
 
 _TRIES = 3                             # compilations that a change of code may interrupt
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, freeze, number, without_arrays
+from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.collectives.scheduler import StackSteps
 from gemmkit.kernels.ozaki import (
@@ -50,7 +51,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable, Space
 from gemmkit.tiling import Tile
 from gemmkit.tuning.choose import get_config
-from gemmkit.tuning.problems import Choice, MappingProblem, choose, takes_small_mappings
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 LIMIT = 2**31                          # bytes of a workspace
 ROLES = "remainders of a", "remainders of b", "remainders of d"

@@ -25,14 +25,14 @@ from gemmkit.components import (
     uncached,
     without_arrays,
 )
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.mode import current_mode, world
 from gemmkit.kernels.config import Config, Keywords, given, names_keywords, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
-from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache, world
+from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -310,8 +310,7 @@ class Plan:
         if len(slots) != brought:
             return None
         like = like or self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
-        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps,
-                         pick)
+        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps, pick)
 
     def _call_on_device(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes.

@@ -652,8 +652,7 @@ def _seen(info: ArrayInfo | None, layout: ArrayLayout | None, name: str) -> Arra
 def has_parts(info: ArrayInfo, operator: Operator | None) -> bool:
     """Whether an array's last axis is the parts of numbers: for an algebra's operator, that of an array of more than two
     dimensions whose elements are no numbers of several parts themselves."""
-    return (isinstance(operator, Algebra) and len(info.shape) > 2
-            and info.dtype.kind != "c" and info.dtype.names is None)
+    return (isinstance(operator, Algebra) and len(info.shape) > 2 and info.dtype.kind != "c" and info.dtype.names is None)
 
 
 def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Plain:

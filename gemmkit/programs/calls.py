@@ -31,10 +31,10 @@ import numpy as np
 
 from gemmkit import components
 from gemmkit.components import Component
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
-from gemmkit.plans.launch import KnownCall, cache, world
+from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.programs.called import Callees
 from gemmkit.programs.launches import FLOATS, LARGEST, device_of, given_by, in_pairs
 from gemmkit.programs.mapping import Mapping

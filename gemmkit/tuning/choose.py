@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, at_once
 from gemmkit.kernels.collectives.split_k import StreamK
@@ -69,7 +70,7 @@ from gemmkit.tuning.operators import (
     result_dtype,
     sized,
 )
-from gemmkit.tuning.problems import Choice, MappingProblem, choose, takes_small_mappings
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -482,8 +483,7 @@ def _is_rewritten(asked: Asked) -> bool:
     a, b, operator = layouts["a"], layouts["b"], given.get("operator")
     assert isinstance(a, Plain) and isinstance(b, Plain)
     if a.dtype == F32:
-        return (isinstance(operator, WGMMAOp) and operator.dtype == operator.b_dtype == F32
-                and a.axis == b.axis == 1)
+        return (isinstance(operator, WGMMAOp) and operator.dtype == operator.b_dtype == F32 and a.axis == b.axis == 1)
     return a.dtype in SIXTEEN and operator is None and bool(transforms) and sizes[0] >= LEAST_ROWS
 
 

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.mode import current_mode
 from gemmkit.lang.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,12 +66,6 @@ class MappingProblem(ABC):
     def refusal(self, refused: list[ConfigError], last: Any) -> ConfigError:
         """Why none of the candidates, down to the ``last``, is taken, by the reasons of all."""
         return refused[-1]
-
-
-def takes_small_mappings() -> bool:
-    """Whether a product, attention or a program for which nobody names a mapping takes one that is quickly emulated."""
-    mode = current_mode()
-    return mode is not None and mode.mapping == "small"
 
 
 def choose(problem: MappingProblem, device: DeviceInfo, mapping: Any = None) -> Choice:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.store import in_lines, line_of
@@ -194,7 +195,7 @@ class SizeFacts(NamedTuple):
 
 def decided_by(chain: Chain, processors: int) -> SizeFacts:
     rows, stacks = chain.each(chain.rows), chain.splits * chain.count
-    small = (chain.sizes[chain.index.extent], -(-rows // ROWS) % 2 == 1) if problems.takes_small_mappings() else (0, False)
+    small = (chain.sizes[chain.index.extent], -(-rows // ROWS) % 2 == 1) if takes_small_mappings() else (0, False)
     three = _time(stacks, rows, 3, processors) < _time(stacks, rows, 2, processors)
     if three and chain.grows:
         three = THIRD * _visited(chain, 3) < _visited(chain, 2)
@@ -221,7 +222,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
         lengths = tuple(length for length in lengths if length % ROWS == 0) or (ROWS,)
     if chain.wide:
         mapping = replace(mapping, warpgroups=2)
-    if problems.takes_small_mappings():                # what lies beyond the last row, and the last place, is emulated too
+    if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
         line = kernel.line if _goes_along_columns(chain) else 1
         enough = [length for length in lengths if length >= facts.places and length % line == 0]
         lengths = tuple(length for length in lengths if length <= min(enough, default=max(lengths)))
