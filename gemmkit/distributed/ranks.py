@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 import gemmkit
 from gemmkit import components as kept
 from gemmkit.components import Array, Component, field_values, frozen, further_state
-from gemmkit.emulator.mode import current_mode, is_emulating
+from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.functions.matmul import matmul
 from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config
@@ -487,7 +487,7 @@ def statement_of(call: str, tensor: torch.Tensor, facts: dict[str, Any], compone
 
 def _device_text(device: torch.device) -> str:
     if device.type != "cuda":
-        return f"{device.type}{', emulated' if is_emulating() else ''}"
+        return f"{device.type}{', emulated' if current_mode() else ''}"
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
 
@@ -531,7 +531,7 @@ def meet(ranks: Ranks, call: str, tensor: torch.Tensor, facts: Callable[[], dict
     try:
         said = facts()
         if all_know is not None and not components:      # a statement takes 1 to 4 ms of the host's time
-            place = call, tensor.device, is_emulating(), str(said)
+            place = call, tensor.device, current_mode() is not None, str(said)
             key = ranks.repeated.get(place)
             if key is not None:
                 is_asked, alike = True, all_know(key)

@@ -78,10 +78,6 @@ def computed_by(mode: ExecutionTarget) -> Iterator[None]:
 current_mode: Callable[[], ExecutionTarget | None] = _mode.get
 
 
-def is_emulating() -> bool:
-    return _mode.get() is not None
-
-
 def takes_small_mappings() -> bool:
     """Whether a product, attention or a program for which nobody names a mapping takes one that is quickly emulated."""
     mode = _mode.get()

@@ -33,8 +33,8 @@ from gemmkit.lang.checks import function_given, number, required
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Elements, Numeric, fitting, narrows, refusal
-from gemmkit.lang.number_rules import device_dtype, part_dtypes
+from gemmkit.lang.host import Elements, Numeric, fitting, refusal
+from gemmkit.lang.number_rules import device_dtype, narrows, part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launch import PARTIALS as ROLES

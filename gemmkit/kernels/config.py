@@ -32,8 +32,8 @@ from gemmkit.kernels.spec import FAMILIES, Condition, KernelFamily, Spec, rule
 from gemmkit.lang.checks import check_methods
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import narrows, refusal
-from gemmkit.lang.number_rules import part_dtypes
+from gemmkit.lang.host import refusal
+from gemmkit.lang.number_rules import narrows, part_dtypes
 from gemmkit.layouts import ArrayLayout, ColumnInterleaved, GlobalLayout, GroupQuantised, Plain, ResultLayout, Zero
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.quantised import FLOAT8_WEIGHTS, QuantisedTranspose

@@ -233,8 +233,7 @@ def start_from_nothing(spec: SimtSpec, accumulators: Registers) -> None:
     """No C: the accumulators start as the operator says."""
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
-            accumulators[i, j] = fill(spec.operator.fragment_c.dtype, spec.operator.fragment_c.count,
-                                      spec.operator.start)
+            accumulators[i, j] = fill(spec.operator.fragment_c.dtype, spec.operator.fragment_c.count, spec.operator.start)
 
 
 def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Tile, a_place: TileCoord,

@@ -18,7 +18,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster, HalfOfTiles, Order, R
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import narrows
+from gemmkit.lang.number_rules import narrows
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 

@@ -39,13 +39,11 @@ from gemmkit.lang.source import Endings
 # --------------------------------------------------------------------------------------------------
 # Questions that Numba asks thousands of times a kernel, answered faster. The answers are Numba's.
 #
-# * Whether an object is a type of some class: Numba's types are abstract base classes, whose ``isinstance`` asks a
-# registry of
-#   virtual subclasses (there are none) of 50,000 objects a kernel.
-# * Which variables a statement names: asked of all that a statement holds, its line included, a dozen times for each.
-# * Whether a lowering takes a ``loc``: by a signature for every operation that is lowered.
-# * The type of a name in a function: an atom knows its own, and a built-in of Python's is looked up without asking first
-#   whether it is a buffer, an array of another library or an object of cffi.
+# * Whether an object is a type of some class: Numba's types are abstract base classes, whose ``isinstance`` asks a registry
+#   of virtual subclasses, which is empty, for 50,000 objects a kernel.
+# * Which variables a statement names: Numba asks all that a statement holds, its line included, a dozen times each.
+# * Whether a lowering takes a ``loc``: Numba makes a signature for every operation that it lowers.
+# * The type of a name: an atom knows its own, and a built-in function of Python is neither a buffer nor an array.
 # * Which templates of an operator are for this target, and in which order: once for a list of templates.
 
 _NOTHING = {str, int, float, bool, NoneType, ir.Loc, ir.Scope}             # what names no variable
@@ -178,20 +176,13 @@ def _holds(ty: types.Type, value: int) -> bool:
 # --------------------------------------------------------------------------------------------------
 # How Numba compiles our functions: what it does for every one of them, once; what it does for nobody, not at all.
 #
-# A kernel is some sixty small functions, each compiled by itself, and more went into what surrounds the work than into
-# the work. Of the time from a kernel to PTX, before:
+# A kernel is some hundred small functions, each compiled by itself. Numba spent more time around the work than on it:
 #
-# * after each of a dozen passes over a function Numba analysed anew which variables live where (8 %), and around each it
-# kept
-#   timers and told of events (5 %);
-# * before each function, and for each of its own templates, it looked whether operations had been registered meanwhile
-# (10 %),
-#   and loaded SciPy (5 %);
-# * it described every argument to a debugger, which asks LLVM for the sizes of their types, and every line again at every
-#   instruction (9 %);
-# * the garbage collector walked through all that lives (9 %), and once more when all was done (7 %):
-# `gemmkit.lang.deferred`;
-# * it looked for inner functions to inline, and for array expressions to rewrite, with an analysis for each (4 %).
+# * it found out which variables live where after each of a dozen passes (8 %), kept timers and told of events (5 %);
+# * it looked for newly registered operations before each function and each template (10 %), and loaded SciPy (5 %);
+# * it described every argument to a debugger, and every line again at every instruction (9 %);
+# * the garbage collector walked through all that lives (16 %): `gemmkit.lang.deferred`;
+# * it looked for inner functions to inline and for array expressions to rewrite, with an analysis for each (4 %).
 #
 # The code that comes out is the same.
 

@@ -95,14 +95,8 @@ def _constant(value: complex) -> Any:
     return ir.Constant.literal_struct([f64(value.real), f64(value.imag)])
 
 
-@nb.lowering_registry.lower_constant(WeakComplexLiteral)
-def _literal_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: complex) -> Any:
-    return context.get_dummy_value()
-
-
-@nb.lowering_registry.lower_constant(WeakComplex128Type)
-def _weak_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: complex) -> Any:
-    return _constant(value)
+nb.lowering_registry.lower_constant(WeakComplexLiteral)(lambda context, builder, ty, value: context.get_dummy_value())
+nb.lowering_registry.lower_constant(WeakComplex128Type)(lambda context, builder, ty, value: _constant(value))
 
 
 @nb.lowering_registry.lower_cast(WeakComplexLiteral, types.Complex)
@@ -114,14 +108,9 @@ def _literal_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.T
     return context.get_constant_generic(builder, toty, fromty.literal_value)
 
 
-@nb.lowering_registry.lower_cast(WeakComplex128Type, types.Complex)
-def _weak_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
-    return value if toty == types.complex128 else context.cast(builder, value, types.complex128, toty)
-
-
-@nb.lowering_registry.lower_cast(types.Complex, WeakComplex128Type)
-def _complex_to_weak(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
-    return context.cast(builder, value, fromty, types.complex128)
+nb.lowering_registry.lower_cast(WeakComplex128Type, types.Complex)(
+    lambda c, b, ty, to, v: v if to == types.complex128 else c.cast(b, v, types.complex128, to))
+nb.lowering_registry.lower_cast(types.Complex, WeakComplex128Type)(lambda c, b, t, to, v: c.cast(b, v, t, types.complex128))
 
 
 def of_parts(context: Context, builder: ir.IRBuilder, ty: types.Type, parts: Values) -> Any:

@@ -11,7 +11,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -20,7 +19,7 @@ from greenlet import getcurrent
 
 from gemmkit.lang.errors import ConfigError, refused_at
 from gemmkit.lang.numba_hooks import TypingContext, atom, signature, types
-from gemmkit.lang.number_rules import Record, part_dtypes, part_size, scalars, to_dtype
+from gemmkit.lang.number_rules import Record, narrows, part_size, scalars, to_dtype
 from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, numpy_dtype
 from gemmkit.runtime.arrays import part_bytes
 
@@ -182,22 +181,6 @@ def template_line(site: Site) -> SourceLine | None:
 # ``epilogues.Saturate("int8")``, asks for what is refused here.
 
 _FLOAT = np.dtype(np.float64)
-
-
-@cache
-def narrows(given: np.dtype, wanted: np.dtype) -> bool:
-    """Whether numbers of ``given`` do not fit an array of ``wanted``.
-
-    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "i4"), ("i4", "i1"), ("u1", "i1"))]
-    [True, True, True]
-    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "f2"), ("i8", "f2"), ("u1", "i2"))]
-    [False, False, False]
-    """
-    if given.names is not None and wanted.names is not None:
-        return any(map(narrows, part_dtypes(given), part_dtypes(wanted)))
-    if given.names is not None or wanted.names is not None or wanted.kind not in "iub":
-        return given.kind == "c" and wanted.kind != "c" and wanted.names is None
-    return given.kind not in "iub" or not np.can_cast(given, wanted, "safe")
 
 
 def misfit_of_type(ty: types.Type, wanted: np.dtype) -> str | None:

@@ -523,3 +523,19 @@ def is_of_one_type(values: tuple) -> bool:
     """Whether all are NumPy's numbers of one type, which an array of them keeps."""
     kinds = {*map(type, values)}
     return len(kinds) == 1 and issubclass(kinds.pop(), np.generic)
+
+
+@cache
+def narrows(given: np.dtype, wanted: np.dtype) -> bool:
+    """Whether numbers of ``given`` do not fit an array of ``wanted``.
+
+    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "i4"), ("i4", "i1"), ("u1", "i1"))]
+    [True, True, True]
+    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "f2"), ("i8", "f2"), ("u1", "i2"))]
+    [False, False, False]
+    """
+    if given.names is not None and wanted.names is not None:
+        return any(map(narrows, part_dtypes(given), part_dtypes(wanted)))
+    if given.names is not None or wanted.names is not None or wanted.kind not in "iub":
+        return given.kind == "c" and wanted.kind != "c" and wanted.names is None
+    return given.kind not in "iub" or not np.can_cast(given, wanted, "safe")

@@ -32,6 +32,7 @@ from gemmkit.lang.scalars import (
     float16,
     index,
     numba_type,
+    pair_arithmetic,
     weak_float64,
 )
 
@@ -88,9 +89,7 @@ def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType,
     return static_value(context, builder, static_type(static), static)
 
 
-@nb.lowering_registry.lower_constant(FragmentType)
-def _fragment_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
-    return context.get_dummy_value()
+nb.lowering_registry.lower_constant(FragmentType)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 class RegistersType(types.Type):
@@ -241,22 +240,27 @@ def call_function(context: Context, builder: ir.IRBuilder, fnty: types.Type, fun
     return implementation(builder, values)
 
 
+def _call(context: Context, builder: ir.IRBuilder, function: tuple[types.Type, ir.Value, Signature], values: Values,
+          given: Sequence[types.Type], wanted: types.Type) -> Any:
+    """Call a function with values of the ``given`` types; its result as one of the ``wanted``."""
+    fnty, value, sig = function
+    values = [context.cast(builder, v, t, to) for v, t, to in zip(values, given, sig.args)]
+    return context.cast(builder, call_function(context, builder, fnty, value, sig, values), sig.return_type, wanted)
+
+
+def _resolve(context: TypingContext, function: types.Type, *args: types.Type) -> Any:
+    return context.resolve_function_type(function, args, {}) if isinstance(function, types.Callable) else None
+
+
 def _type_generate(context: TypingContext, count: types.Type, function: types.Type, *args: types.Type) -> Any:
-    if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
+    inner = _resolve(context, function, index, *args)
+    if inner is None or not isinstance(count, types.IntegerLiteral):
         return None
-    n = int(count.literal_value)
-    inner = context.resolve_function_type(function, (index, *args), {})
-    if inner is None:
-        return None
-    result = types.UniTuple(types.unliteral(inner.return_type), n)
+    result = types.UniTuple(types.unliteral(inner.return_type), int(count.literal_value))
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        out = []
-        for i in range(n):
-            given = [c.cast(b, x, t, to) for x, t, to in zip((i32(i), *v[2:]), (index, *args), inner.args)]
-            value = call_function(c, b, function, v[1], inner, given)
-            out.append(c.cast(b, value, inner.return_type, result.dtype))
-        return c.make_tuple(b, result, out)
+        return c.make_tuple(b, result, [_call(c, b, (function, v[1], inner), (i32(i), *v[2:]), (index, *args), result.dtype)
+                                        for i in range(result.count)])
 
     return signature(result, count, function, *args), codegen
 
@@ -268,21 +272,17 @@ def generate(count: int, function: Any, *args: Any) -> tuple:
 
 
 def _type_apply(context: TypingContext, function: types.Type, values: types.Type, *args: types.Type) -> Any:
-    if not isinstance(values, types.BaseTuple) or not isinstance(function, types.Callable):
+    if not isinstance(values, types.BaseTuple):
         return None
-    inner = [context.resolve_function_type(function, (t, index, *args), {}) for t in values.types]
+    inner = [_resolve(context, function, t, index, *args) for t in values.types]
     if any(sig is None for sig in inner):
         return None
     result = types.BaseTuple.from_types([types.unliteral(sig.return_type) for sig in inner])
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        out = []
-        for i, (sig, given_type) in enumerate(zip(inner, values.types)):
-            args_in = (b.extract_value(v[1], i), i32(i), *v[2:])
-            given = [c.cast(b, x, t, to) for x, t, to in zip(args_in, (given_type, index, *args), sig.args)]
-            value = call_function(c, b, function, v[0], sig, given)
-            out.append(c.cast(b, value, sig.return_type, types.unliteral(sig.return_type)))
-        return c.make_tuple(b, result, out)
+        return c.make_tuple(b, result, [
+            _call(c, b, (function, v[0], sig), (b.extract_value(v[1], i), i32(i), *v[2:]), (ty, index, *args), wanted)
+            for i, (sig, ty, wanted) in enumerate(zip(inner, values.types, result.types))])
 
     return signature(result, function, values, *args), codegen
 
@@ -296,26 +296,17 @@ def apply(function: Any, values: tuple, *args: Any) -> tuple:
 # --------------------------------------------------------------------------------------------------
 # Compile-time control: choosing, repeating and combining without leaving anything in the machine code.
 
-def _resolve(context: TypingContext, function: types.Type, args: tuple) -> Any:
-    return context.resolve_function_type(function, args, {}) if isinstance(function, types.Callable) else None
-
-
-def _cast_all(context: Context, builder: ir.IRBuilder, values: Values, given: Sequence[types.Type],
-              wanted: Sequence[types.Type]) -> list:
-    return [context.cast(builder, v, t, to) for v, t, to in zip(values, given, wanted)]
-
-
 def _type_each(context: TypingContext, function: types.Type, values: types.Type, *args: types.Type) -> Any:
     if not isinstance(values, types.BaseTuple):
         return None
-    inner = [_resolve(context, function, (t, index, *args)) for t in values.types]
+    inner = [_resolve(context, function, t, index, *args) for t in values.types]
     if any(sig is None for sig in inner):
         return None
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         for n, (sig, ty) in enumerate(zip(inner, values.types)):
             given = (b.extract_value(v[1], n), i32(n), *v[2:])
-            call_function(c, b, function, v[0], sig, _cast_all(c, b, given, (ty, index, *args), sig.args))
+            _call(c, b, (function, v[0], sig), given, (ty, index, *args), sig.return_type)
         return c.get_dummy_value()
 
     return signature(types.none, function, values, *args), codegen
@@ -368,7 +359,7 @@ def _type_outer(context: TypingContext, function: types.Type, c: types.Type, a: 
     k = int(depth.literal_value)
     rows, columns = a.count // k, b.count // k
     kept = _of_any_value(c)
-    inner = _resolve(context, function, (kept.dtype, a.dtype, b.dtype, *args))
+    inner = _resolve(context, function, kept.dtype, a.dtype, b.dtype, *args)
     if inner is None or rows * columns != c.count:
         return None
 
@@ -380,9 +371,8 @@ def _type_outer(context: TypingContext, function: types.Type, c: types.Type, a: 
             for i, j in to_and_fro(rows, columns):
                 n = i + j * rows
                 operands = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
-                given = _cast_all(ctx, builder, operands, (kept.dtype, a.dtype, b.dtype, *args), inner.args)
-                value = call_function(ctx, builder, function, v[0], inner, given)
-                out[n] = ctx.cast(builder, value, inner.return_type, kept.dtype)
+                out[n] = _call(ctx, builder, (function, v[0], inner), operands, (kept.dtype, a.dtype, b.dtype, *args),
+                               kept.dtype)
         return ctx.make_tuple(builder, kept, out)
 
     return signature(kept, function, c, a, b, depth, *args), codegen
@@ -411,18 +401,15 @@ def outer(function: Any, c: tuple, a: tuple, b: tuple, depth: int, *args: Any) -
 
 
 def _type_fold(context: TypingContext, count: types.Type, function: types.Type, value: types.Type, *args: types.Type) -> Any:
-    if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
-        return None
     kept = _of_any_value(value)
-    inner = _resolve(context, function, (kept, index, *args))
-    if inner is None:
+    inner = _resolve(context, function, kept, index, *args)
+    if inner is None or not isinstance(count, types.IntegerLiteral):
         return None
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = c.cast(b, v[2], value, kept)
         for n in range(int(count.literal_value)):
-            given = _cast_all(c, b, (out, i32(n), *v[3:]), (kept, index, *args), inner.args)
-            out = c.cast(b, call_function(c, b, function, v[1], inner, given), inner.return_type, kept)
+            out = _call(c, b, (function, v[1], inner), (out, i32(n), *v[3:]), (kept, index, *args), kept)
         return out
 
     return signature(kept, count, function, value, *args), codegen
@@ -445,23 +432,29 @@ def fold(count: int, function: Any, value: V, *args: Any) -> V:
     return value
 
 
-def _type_split(context: TypingContext, values: types.Type, size: types.Type) -> Any:
-    if not isinstance(values, types.UniTuple) or not isinstance(size, types.IntegerLiteral):
-        return None
-    width = int(size.literal_value)
-    if width < 1 or values.count % width:
-        return None
-    part = types.UniTuple(values.dtype, width)
-    result = types.UniTuple(part, values.count // width)
+def _parted(part_of: Callable[[int, int, int], slice], counts: bool) -> Callable[..., Any]:
+    """The typer of what makes a tuple of tuples of one: ``part_of(n, parts, size)`` says of which values. ``counts``: its
+    number is that of the parts, not their size."""
+    def typer(context: TypingContext, values: types.Type, number: types.Type) -> Any:
+        if not isinstance(values, types.UniTuple) or not isinstance(number, types.IntegerLiteral):
+            return None
+        n = int(number.literal_value)
+        if n < 1 or values.count % n:
+            return None
+        count, size = (n, values.count // n) if counts else (values.count // n, n)
+        part = types.UniTuple(values.dtype, size)
+        result = types.UniTuple(part, count)
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        given = [b.extract_value(v[0], n) for n in range(values.count)]
-        return c.make_tuple(b, result, [c.make_tuple(b, part, given[n:n + width]) for n in range(0, values.count, width)])
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+            given = [b.extract_value(v[0], n) for n in range(values.count)]
+            return c.make_tuple(b, result, [c.make_tuple(b, part, given[part_of(n, count, size)]) for n in range(count)])
 
-    return signature(result, values, size), codegen
+        return signature(result, values, number), codegen
+
+    return typer
 
 
-@atom(_type_split)
+@atom(_parted(lambda n, count, size: slice(n * size, (n + 1) * size), counts=False))
 def split(values: tuple, size: int) -> tuple:
     """A tuple as a tuple of tuples of ``size`` values: what `join` puts together again."""
     return tuple([values[n:n + size] for n in range(0, len(values), size)])
@@ -485,23 +478,7 @@ def interleave(parts: tuple) -> tuple:
     return tuple(part[n] for n in range(len(parts[0])) for part in parts)
 
 
-def _type_deal(context: TypingContext, values: types.Type, count: types.Type) -> Any:
-    if not isinstance(values, types.UniTuple) or not isinstance(count, types.IntegerLiteral):
-        return None
-    hands = int(count.literal_value)
-    if hands < 1 or values.count % hands:
-        return None
-    part = types.UniTuple(values.dtype, values.count // hands)
-    result = types.UniTuple(part, hands)
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        given = [b.extract_value(v[0], n) for n in range(values.count)]
-        return c.make_tuple(b, result, [c.make_tuple(b, part, given[n::hands]) for n in range(hands)])
-
-    return signature(result, values, count), codegen
-
-
-@atom(_type_deal)
+@atom(_parted(lambda n, count, size: slice(n, None, count), counts=True))
 def deal(values: tuple, count: int) -> tuple:
     """A tuple as ``count`` tuples, dealt out one by one: what `interleave` puts together again."""
     return tuple(values[n::count] for n in range(count))
@@ -522,18 +499,15 @@ def _type_reduce(context: TypingContext, function: types.Type, value: types.Type
     kept = types.unliteral(value)
     if values == types.Tuple(()):
         return signature(kept, function, value, values, *args), lambda c, b, s, v: c.cast(b, v[1], value, kept)
-    if not isinstance(values, types.UniTuple) or not isinstance(function, types.Callable):
-        return None
-    inner = context.resolve_function_type(function, (kept, values.dtype, *args), {})
+    inner = _resolve(context, function, kept, values.dtype, *args) if isinstance(values, types.UniTuple) else None
     if inner is None:
         return None
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = c.cast(b, v[1], value, kept)
         for n in range(values.count):
-            operands = (out, b.extract_value(v[2], n), *v[3:])
-            given = [c.cast(b, x, t, to) for x, t, to in zip(operands, (kept, values.dtype, *args), inner.args)]
-            out = c.cast(b, call_function(c, b, function, v[0], inner, given), inner.return_type, kept)
+            given = (out, b.extract_value(v[2], n), *v[3:])
+            out = _call(c, b, (function, v[0], inner), given, (kept, values.dtype, *args), kept)
         return out
 
     return signature(kept, function, value, values, *args), codegen
@@ -550,18 +524,15 @@ def reduce(function: Any, value: Any, values: tuple, *args: Any) -> Any:
 def _type_together(context: TypingContext, function: types.Type, a: types.Type, b: types.Type) -> Any:
     if not all(isinstance(t, types.UniTuple) for t in (a, b)) or a.count != b.count:
         return None
-    inner = context.resolve_function_type(function, (a.dtype, b.dtype), {})
+    inner = _resolve(context, function, a.dtype, b.dtype)
     if inner is None:
         return None
     result = types.UniTuple(inner.return_type, a.count)
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        out = []
-        for n in range(a.count):
-            given = [c.cast(builder, builder.extract_value(x, n), t, to)
-                     for x, t, to in zip(v[1:], (a.dtype, b.dtype), inner.args)]
-            out.append(call_function(c, builder, function, v[0], inner, given))
-        return c.make_tuple(builder, result, out)
+        return c.make_tuple(builder, result, [
+            _call(c, builder, (function, v[0], inner), [builder.extract_value(x, n) for x in v[1:]], (a.dtype, b.dtype),
+                  result.dtype) for n in range(a.count)])
 
     return signature(result, function, a, b), codegen
 
@@ -618,8 +589,6 @@ def _binary(name: str) -> Callable[..., Any]:
         pair = pairs[0]
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            from gemmkit.lang.scalars import pair_arithmetic
-
             given = [x if t == pair else _constant(pair, t.literal_value) for x, t in zip(v, s.args)]
             return pair_arithmetic(builder, f"{name}.rn.{_SUFFIX[pair.element]}", given)
 
@@ -638,8 +607,6 @@ def _extremum(name: str) -> Callable[..., Any]:
         at = 0 if isinstance(args[0], PairType) else 1
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            from gemmkit.lang.scalars import pair_arithmetic
-
             given = [v[at], _constant(pair, constant.literal_value)]
             return pair_arithmetic(builder, f"{name}.NaN.{_SUFFIX[pair.element]}", given)
 
@@ -654,8 +621,6 @@ def _unary(name: str) -> Callable[..., Any]:
             return None
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            from gemmkit.lang.scalars import pair_arithmetic
-
             return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
 
         return signature(args[0], args[0]), codegen

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -215,18 +216,12 @@ def _narrow_constant(context: Context, builder: ir.IRBuilder, ty: NarrowFloatTyp
 
 
 @nb.lowering_registry.lower_constant(IndexType)
-def _index_constant(context: Context, builder: ir.IRBuilder, ty: IndexType, value: int) -> Any:
-    return ir.Constant(ir.IntType(ty.bitwidth), int(value))
-
-
 @nb.lowering_registry.lower_constant(WeakIntLiteral)
-def _weak_int_constant(context: Context, builder: ir.IRBuilder, ty: WeakIntLiteral, value: int) -> Any:
+def _index_constant(context: Context, builder: ir.IRBuilder, ty: IndexType | WeakIntLiteral, value: int) -> Any:
     return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
-@nb.lowering_registry.lower_constant(WeakFloatLiteral)
-def _weak_float_constant(context: Context, builder: ir.IRBuilder, ty: WeakFloatLiteral, value: float) -> Any:
-    return context.get_dummy_value()
+nb.lowering_registry.lower_constant(WeakFloatLiteral)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 # -- casts ------------------------------------------------------------------------------------------------------------
@@ -258,12 +253,6 @@ def narrow(builder: ir.IRBuilder, ty: NarrowFloatType, value: ir.Value) -> Any:
     return f16_from_f32(builder, value) if ty == float16 else bf16_from_f32(builder, value)
 
 
-@nb.lowering_registry.lower_cast(NarrowFloatType, types.Float)
-def _narrow_to_float(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
-    value = widen(builder, fromty, value)
-    return builder.fpext(value, f64) if toty == types.float64 else value
-
-
 @nb.lowering_registry.lower_cast(types.Float, NarrowFloatType)
 def _float_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
 
@@ -276,35 +265,6 @@ def _float_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type
     return narrow(builder, toty, value)
 
 
-@nb.lowering_registry.lower_cast(types.Integer, NarrowFloatType)
-def _integer_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
-                       value: ir.Value) -> Any:
-    return narrow(builder, toty, context.cast(builder, value, fromty, types.float32))
-
-
-@nb.lowering_registry.lower_cast(types.Boolean, NarrowFloatType)
-def _boolean_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
-                       value: ir.Value) -> Any:
-    return narrow(builder, toty, builder.uitofp(value, f32))
-
-
-@nb.lowering_registry.lower_cast(NarrowFloatType, types.Integer)
-def _narrow_to_integer(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
-                       value: ir.Value) -> Any:
-    return context.cast(builder, widen(builder, fromty, value), types.float32, toty)
-
-
-@nb.lowering_registry.lower_cast(NarrowFloatType, types.Boolean)
-def _narrow_to_boolean(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
-                       value: ir.Value) -> Any:
-    return builder.fcmp_unordered("une", widen(builder, fromty, value), ir.Constant(f32, 0.0))
-
-
-@nb.lowering_registry.lower_cast(NarrowFloatType, NarrowFloatType)
-def _narrow_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
-    return value if fromty == toty else narrow(builder, toty, widen(builder, fromty, value))
-
-
 def _weak_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     v = fromty.literal_value
     if isinstance(toty, types.Literal):
@@ -314,23 +274,18 @@ def _weak_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type,
     return number_constant(context, builder, toty, v)
 
 
-@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Float)
-@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Complex)
-@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Integer)
-@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Boolean)
-@nb.lowering_registry.lower_cast(WeakFloat64Type, NarrowFloatType)
-def _weak_float64_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
-                            value: ir.Value) -> Any:
-    return value if toty == types.float64 else context.cast(builder, value, types.float64, toty)
-
-
-@nb.lowering_registry.lower_cast(types.Float, WeakFloat64Type)
-@nb.lowering_registry.lower_cast(types.Integer, WeakFloat64Type)
-def _number_to_weak_float64(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
-                            value: ir.Value) -> Any:
-    return context.cast(builder, value, fromty, types.float64)
-
-
+_CASTS: tuple[tuple[Any, Any, Callable[..., Any]], ...] = (      # (context, builder, the type, another, the value)
+    (NarrowFloatType, types.Float, lambda c, b, ty, to, v: c.cast(b, widen(b, ty, v), types.float32, to)),
+    (NarrowFloatType, types.Integer, lambda c, b, ty, to, v: c.cast(b, widen(b, ty, v), types.float32, to)),
+    (NarrowFloatType, types.Boolean, lambda c, b, ty, to, v: b.fcmp_unordered("une", widen(b, ty, v), f32(0.0))),
+    (NarrowFloatType, NarrowFloatType, lambda c, b, ty, to, v: v if ty == to else narrow(b, to, widen(b, ty, v))),
+    (types.Integer, NarrowFloatType, lambda c, b, ty, to, v: narrow(b, to, c.cast(b, v, ty, types.float32))),
+    (types.Boolean, NarrowFloatType, lambda c, b, ty, to, v: narrow(b, to, b.uitofp(v, f32))),
+    *((ty, WeakFloat64Type, lambda c, b, ty, to, v: c.cast(b, v, ty, types.float64)) for ty in (types.Float, types.Integer)),
+    *((WeakFloat64Type, ty, lambda c, b, ty, to, v: v if to == types.float64 else c.cast(b, v, types.float64, to))
+      for ty in (types.Float, types.Complex, types.Integer, types.Boolean, NarrowFloatType)))
+for _from, _to, _cast in _CASTS:
+    nb.lowering_registry.lower_cast(_from, _to)(_cast)
 for _weak in (WeakIntLiteral, WeakFloatLiteral):              # exact classes: Numba refuses ambiguous casts
     for _to in (types.Integer, IndexType, types.Float, types.Complex, NarrowFloatType, types.Boolean, WeakFloat64Type,
                 WeakIntLiteral, WeakFloatLiteral):
@@ -507,14 +462,8 @@ class _DTypeAttributes(nb.AttributeTemplate):
         return ty if attr == "type" else None                 # ``dtype.type(x)`` is how Python converts
 
 
-@nb.lowering_registry.lower_getattr(DTypeType, "type")
-def _dtype_type(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> Any:
-    return value
-
-
-@nb.lowering_registry.lower_constant(DTypeType)
-def _dtype_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
-    return context.get_dummy_value()
+nb.lowering_registry.lower_getattr(DTypeType, "type")(lambda context, builder, ty, value: value)
+nb.lowering_registry.lower_constant(DTypeType)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 @nb.typeof_impl.register(np.dtype)

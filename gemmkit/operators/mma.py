@@ -13,7 +13,7 @@ import numpy as np
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, SharedPointer
-from gemmkit.lang.registers import Fragment, each, fold, generate, join
+from gemmkit.lang.registers import Fragment, apply, deal, each, fold, generate, interleave, join, split
 from gemmkit.layouts.plain import BOX, RUN, Boxed, Plain
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.memory import interleave_words, load_shared, pack_narrow, repoint, store_shared, unpack_narrow
@@ -62,7 +62,7 @@ def load_apart(fragment_map: FragmentMap, width: int, apart: int, layout: Shared
                leading: int) -> Elements:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
     groups = generate(fragment_map.values // width, _load_group, width, apart, fragment_map, layout, pointer, tile, leading)
-    return generate(fragment_map.values, _value_of, groups, width, apart)
+    return join(apply(_interleaved, split(groups, apart)))
 
 
 def _load_group(n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain, pointer: SharedPointer, tile: Tile,
@@ -74,17 +74,15 @@ def _load_group(n: int, width: int, apart: int, fragment_map: FragmentMap, layou
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 
 
-def _value_of(n: int, groups: Elements, width: int, apart: int) -> Any:
-    """The inverse of `_first`: which group has the n-th value, and where in it."""
-    return groups[n % apart + n // (apart * width) * apart][n // apart % width]
+def _interleaved(groups: Elements, _: int) -> Elements:
+    return interleave(groups)
 
 
 def store_elements(fragment_map: FragmentMap, width: int, apart: int, layout: SharedLayout, pointer: SharedPointer,
                    tile: Tile, leading: int, values: Elements) -> None:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
-    groups = generate(fragment_map.values // width,
-                      lambda n: generate(width, _neighbour, values, _first(n, width, apart), apart))
-    each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
+    each(_store, join(apply(_dealt, split(values, width * apart), apart)), width, apart, fragment_map, layout, pointer, tile,
+         leading)
 
 
 def _first(n: int, width: int, apart: int) -> int:
@@ -92,8 +90,8 @@ def _first(n: int, width: int, apart: int) -> int:
     return n % apart + n // apart * apart * width
 
 
-def _neighbour(k: int, values: Elements, first: int, apart: int) -> Any:
-    return values[first + k * apart]
+def _dealt(values: Elements, _: int, apart: int) -> Elements:
+    return deal(values, apart)
 
 
 def _store(values: Elements, n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain,

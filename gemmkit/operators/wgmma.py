@@ -88,6 +88,8 @@ class WGMMAOp(Operator):
     def minimum_arch(self) -> tuple[int, int]:
         return 9, 0
 
+    is_mapped = True
+
     @cached_property
     def map_c(self) -> FragmentMap:
         return self.spec.c

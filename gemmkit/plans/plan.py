@@ -82,9 +82,10 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
-        self._joined = tuple(name for name, layout in components_of(a, b, out).items()
-                             if any(arrays_of(layout)))
-        out, keywords = result(out, keywords)
+        self._joined: tuple[str, ...] = ()
+        if isinstance(a, Matrix) or isinstance(b, Matrix) or isinstance(out, Matrix):
+            self._joined = tuple(name for name, layout in components_of(a, b, out).items() if any(arrays_of(layout)))
+            out, keywords = result(out, keywords)
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
         infos = describe_all(a, b, c, out)
@@ -309,8 +310,7 @@ class Plan:
         if len(slots) != brought:
             return None
         like = like or self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
-        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps,
-                         pick)
+        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps, pick)
 
     def _call_on_device(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gemmkit.components import ALONGSIDE, MIRRORED, CapturedArray, Component, arrays_of, check_held, field_values
-from gemmkit.emulator.mode import is_emulating
+from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
 from gemmkit.lang.checks import check_dtype, check_methods, dtype_given
@@ -534,7 +534,7 @@ def finite_number(value: Any, name: str) -> float:
 
 def check_places(infos: dict[str, ArrayInfo | None]) -> None:
     """All on one device, or all on the host under emulation."""
-    emulating = is_emulating()
+    emulating = current_mode() is not None
     first: tuple[str, int] | None = None
     for name, info in infos.items():
         if info is None:
@@ -652,8 +652,7 @@ def _seen(info: ArrayInfo | None, layout: ArrayLayout | None, name: str) -> Arra
 def has_parts(info: ArrayInfo, operator: Operator | None) -> bool:
     """Whether an array's last axis is the parts of numbers: for an algebra's operator, that of an array of more than two
     dimensions whose elements are no numbers of several parts themselves."""
-    return (isinstance(operator, Algebra) and len(info.shape) > 2
-            and info.dtype.kind != "c" and info.dtype.names is None)
+    return (isinstance(operator, Algebra) and len(info.shape) > 2 and info.dtype.kind != "c" and info.dtype.names is None)
 
 
 def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Plain:
@@ -776,7 +775,7 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
         check(M, conf.global_d_layout.finished_columns(N))
-    if conf.family.joins_transforms or conf.operator.is_mapped or K % conf.block_shape.size.K == 0:
+    if conf.family.joins_transforms or K % conf.block_shape.size.K == 0 or conf.operator.is_mapped:
         return
     for name in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
         if not getattr(conf, name).is_identity:

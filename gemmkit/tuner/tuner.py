@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.emulator.mode import is_emulating
+from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.config import Keywords, names_keywords
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again
@@ -198,7 +198,7 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
         gemmkit.tune(program, x, y, out)                       # as program.tune(x, y, out)
     """
     chosen = _effort(effort, budget)
-    if is_emulating():
+    if current_mode() is not None:
         raise TypeError("tune: mappings are timed on a GPU, and this is the emulator")
     start = time.monotonic()
     search = _Search(subject_of(arguments, dict(keywords)), chosen, start)

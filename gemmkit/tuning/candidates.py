@@ -590,7 +590,7 @@ VECTOR = 16                            # bytes at whose multiples rows must begi
 def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     (a, b), infos, (M, N, K) = asked.operands, asked.infos, asked.sizes
-    packed = parts_of(b)
+    packed = () if b.is_plain else parts_of(b)
     if not packed or a.dtype.itemsize == 1 or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
         return None
     is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1

@@ -483,8 +483,7 @@ def _is_rewritten(asked: Asked) -> bool:
     a, b, operator = layouts["a"], layouts["b"], given.get("operator")
     assert isinstance(a, Plain) and isinstance(b, Plain)
     if a.dtype == F32:
-        return (isinstance(operator, WGMMAOp) and operator.dtype == operator.b_dtype == F32
-                and a.axis == b.axis == 1)
+        return (isinstance(operator, WGMMAOp) and operator.dtype == operator.b_dtype == F32 and a.axis == b.axis == 1)
     return a.dtype in SIXTEEN and operator is None and bool(transforms) and sizes[0] >= LEAST_ROWS
 
 

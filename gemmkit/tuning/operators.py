@@ -10,8 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.epilogues import Bias, Epilogue, LinearCombination, Residual, parts
-from gemmkit.lang.host import narrows
-from gemmkit.lang.number_rules import SIGNS, TABLE, metadata_of, part_dtypes
+from gemmkit.lang.number_rules import SIGNS, TABLE, metadata_of, narrows, part_dtypes
 from gemmkit.layouts import ArrayLayout, Embedded, Interleaved, Plain, Planar, Zero
 from gemmkit.operators import COMPLEX, OR_AND, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo

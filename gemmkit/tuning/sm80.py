@@ -286,8 +286,7 @@ def applies(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], device: Devi
 
 def _are_copied(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
     """Whether A and B are matrices or tensors that nothing acts on."""
-    return all(layout.is_separable and is_untouched(name, fields)
-               for name, layout in (("a", a), ("b", b)))
+    return all(layout.is_separable and is_untouched(name, fields) for name, layout in (("a", a), ("b", b)))
 
 
 def _is_skinny(a: ArrayLayout, b: ArrayLayout, sizes: Sizes) -> bool:

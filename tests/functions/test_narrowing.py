@@ -16,7 +16,7 @@ from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.epilogues.base import ELEMENT
 from gemmkit.kernels.collectives.operand import OperandArrays, kept_in_shared, transform_tile, transform_within
 from gemmkit.kernels.spec import ProblemShape
-from gemmkit.lang.host import narrows
+from gemmkit.lang.number_rules import narrows
 from gemmkit.ptx.arithmetic import saturate
 from gemmkit.runtime.compile import assemble
 from gemmkit.runtime.device import H100

@@ -37,7 +37,7 @@ HOST_NAMES = {
     "validate_transforms", "why_not",
 }
 HOST_FUNCTIONS = {"of", "refuses", "refuses_array", "refuses_tma", "goes_with", "map_spec", "dealt", "in_panels", "whole",
-                  "store_of", "vector_length", "rows_apart", "tiles", "grid", "blocks", "laid_out", "permutable",
+                  "store_of", "vector_length", "rows_apart", "tiles", "grid", "blocks", "laid_out", "_permutable",
                   "permuted_along_k", "is_whole", "bytes_of", "at_once", "_widths", "copies_of", "route", "division", "resident", "streamed",
                   "most_blocks", "instead", "shared_axis", "loads_numbers"}
 # Of how many places (functions, of the others) one is tried.

@@ -86,6 +86,9 @@ def multistage(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackS
         compute_part(spec, a, b, c, d, shape)
 
 
+multistage.is_unrolled = True          # type: ignore[attr-defined]  # all its short loops (`gemmkit.lang.lowering`)
+
+
 def compute_part(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     # 0. Which product of a stack is this block's, and which tile of it?
     batch, tile = spec.scheduler.product(spec.scheduler.first())

@@ -54,7 +54,7 @@ THREADS = 512                          # of a block, at most
 def quantised_tile(spec: Sm90Spec) -> QuantisedTile | None:
     """How the kernel has its A in words; None where it cannot dequantise on the way to wgmma."""
     layout, block, operator = spec.a.layout, spec.block.size, spec.operator
-    if not isinstance(layout, QuantisedTranspose) or layout.layout.bits != 4 or type(operator) is not WGMMAOp:
+    if layout.layout.bits != 4 or type(operator) is not WGMMAOp:
         return None
     group = layout.layout.group
     is_alone = spec.a.to_shared.is_identity and spec.condition.is_always and spec.cluster.n == 1

@@ -240,11 +240,9 @@ def finish_subtile(sums: tuple, p: int, i: int, spec: Any, outputs: Outputs, par
 WIDTHS = 2, 4                          # bytes of elements
 
 
-def with_ahead(spec: Any, arrays: OperandArrays | None) -> Any:
+def with_ahead(spec: Any, arrays: OperandArrays) -> Any:
     """``spec``, whose D has been given its store, with the first array of D's form that TMA can bring ahead of time; itself
     where there is none."""
-    if arrays is None:
-        return spec
     for source, layout, info in candidates(spec, arrays):
         if refuses(spec, arrays, layout, info) is None:
             store = spec.store

@@ -57,7 +57,6 @@ from gemmkit.kernels.sm90.mainloop import (
     Transformed,
     WgmmaMainloop,
     in_panels,
-    permutable,
     permuted_along_k,
 )
 from gemmkit.kernels.sm90.rewrite import Deinterleave, DeinterleaveProducer, PartRewrite, Rewrite, RewriteProducer, Transpose
@@ -620,7 +619,7 @@ def _fits(spec: Sm90Spec) -> bool:
 
 def _with_a_dequantised(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
     """Packed weights as A, which consumers dequantise; None where they cannot."""
-    tile = quantised_tile(spec)
+    tile = quantised_tile(spec) if isinstance(spec.a.layout, QuantisedTranspose) else None
     if tile is None:
         return None
     of_a = dataclasses.replace(a, operand=dataclasses.replace(spec.a, shared=tile))
@@ -633,9 +632,8 @@ def _with_a_dequantised(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | No
 def _with_a_deinterleaved(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
     """Numbers of two parts of which consumers tell A's apart; None where they cannot."""
     promoted = not isinstance(spec.mainloop, SharedMainloop)
-    if any(Deinterleave.refuses(request) for request in (a, b)) or promoted or spec.threads > REGISTER_THREADS:
-        return None
-    if not permutable(spec.a, spec.b):
+    if (not _permutable(spec.a, spec.b) or promoted or spec.threads > REGISTER_THREADS
+            or any(Deinterleave.refuses(request) for request in (a, b))):
         return None
     of_a = dataclasses.replace(a, operand=in_panels(spec.a))
     of_b = dataclasses.replace(b, operand=permuted_along_k(spec.b))
@@ -643,6 +641,12 @@ def _with_a_deinterleaved(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | 
     chosen = dataclasses.replace(spec, a=_sent(of_a, Tma), b=_sent(of_b, Deinterleave),
                                  mainloop=RegisterMainloop(Deinterleaved(), steps))
     return chosen if _fits(chosen) else None
+
+
+def _permutable(a: Operand, b: Operand) -> bool:
+    """Whether consumers can tell A's numbers apart, with B permuted: two parts of 16 bits, A along K and untouched."""
+    return bool(a.plane.axis == 1 and a.to_shared.is_identity
+                and all(x.planes == 2 and x.plane.itemsize == 2 and x.same_dtype for x in (a, b)))
 
 
 def _with_mn_major_a(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
@@ -705,7 +709,9 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
                      barriers.take(spec.consumers))
     if isinstance(store, SubtileStore):
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
-    spec = with_ahead(dataclasses.replace(spec, store=store), arrays)
+    spec = dataclasses.replace(spec, store=store)
+    if arrays is not None and (spec.has_c or spec.epilogue.alongside()):
+        spec = with_ahead(spec, arrays)
     if isinstance(spec.mainloop, ScaledMainloop):
         ring = memory.take(spec.warps * spec.mainloop.warp_bytes, 16)
         spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=ring))

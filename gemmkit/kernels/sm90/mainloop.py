@@ -642,12 +642,6 @@ def permuted(k: int) -> int:
     return k - k % EIGHT + k % 4 * 2 + k // 4 % 2
 
 
-def permutable(a: Operand, b: Operand) -> bool:
-    """Whether consumers can tell A's numbers apart, with B permuted: two parts of 16 bits, A along K and untouched."""
-    return bool(a.plane.axis == 1 and a.to_shared.is_identity
-                and all(x.planes == 2 and x.plane.itemsize == 2 and x.same_dtype for x in (a, b)))
-
-
 def in_panels(operand: Operand) -> Operand:
     """The operand, brought as numbers in swizzled panels along K."""
     depth = operand.tile.extents[operand.k_axis]
