@@ -296,6 +296,8 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Any, of_lse: Any) 
     if grad is None and of_lse is None:
         return (None,) * 6
     *inputs, out, lse = ctx.saved_tensors
+    if torch.is_grad_enabled():                            # a second derivative computes them from the inputs
+        out, lse = out.detach(), lse.detach()
     grad = torch.zeros_like(out) if grad is None else grad
     compute = _GRADIENTS if torch.is_grad_enabled() or is_looked_at() else _compute_gradients
     found = compute(grad, out, lse, of_lse, *inputs, **ctx.options, needed=sum(x << n for n, x in enumerate(needed)))
@@ -332,9 +334,10 @@ def _gradients_one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **opt
 
 # -- second derivatives: PyTorch's, of attention with all scores in memory ----------------------------------------------
 
-def _first(grad: torch.Tensor, out: object, lse: object, of_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
-           v: torch.Tensor, q_offsets: object, k_offsets: object, key_lengths: torch.Tensor | None, *,
-           kind: MaskAndScore | str, scale: float | None, layout: str, needed: int) -> Any:
+def _first_of_attention(grad: torch.Tensor, out: object, lse: object, of_lse: torch.Tensor | None, q: torch.Tensor,
+                        k: torch.Tensor, v: torch.Tensor, q_offsets: object, k_offsets: object,
+                        key_lengths: torch.Tensor | None, *, kind: MaskAndScore | str, scale: float | None, layout: str,
+                        needed: int) -> Any:
     if q_offsets is not None or k_offsets is not None:
         raise NotImplementedError("gemmkit.torch.attention with lengths= has no second derivative; call it for each "
                                   "sequence, or without create_graph=True")
@@ -387,7 +390,7 @@ _OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _in_a_grap
                                 _keep, _one_by_one, _compute)
 _GRADIENTS: Any = Differentiable(
     define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _in_a_graph(_compute_gradients, 4), _allocate_gradients),
-    *derived(_first, (1, 2)), _gradients_one_by_one, _compute_gradients)
+    *derived(_first_of_attention), _gradients_one_by_one, _compute_gradients)
 
 
 # --------------------------------------------------------------------------------------------------

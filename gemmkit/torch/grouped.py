@@ -292,6 +292,7 @@ def _allocate_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor
 
 def _keep_experts(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
                   output: tuple[Any, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
     ctx.activation, ctx.kept = keyword_only_inputs["activation"], keyword_only_inputs["kept"]
 
@@ -363,7 +364,7 @@ _EXPERTS = operator("experts", f"({_OF_EXPERTS}, *, str activation, bool kept) -
                     _compute_experts, _allocate_experts, _backward_experts, _keep_experts, of_rows=False)
 _EXPERTS_BACKWARD = operator("experts_backward", f"(Tensor grad, {_OF_EXPERTS}, Tensor g, Tensor u, *, str activation) -> "
                              "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_experts_backward,
-                             _allocate_experts_backward, *derived(_first_of_experts, (9, 10)), of_rows=False)
+                             _allocate_experts_backward, *derived(_first_of_experts), of_rows=False)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -268,14 +268,10 @@ class Differentiable:
         return self.operator(*args, **options)
 
 
-def derived(first: Callable[..., Any], skipped: Sequence[int] = ()) -> tuple[Callable[..., None], Callable[..., None]]:
-    """``backward`` and ``setup`` of an operator that computes gradients: second derivatives.
-
-    Args:
-        first: computes what the operator computes, with operators that have derivatives. It is called with the operator's
-            tensors and keywords when a second derivative is asked for, and returns results of any dtype.
-        skipped: tensors that ``first`` does not read, because it computes them from the others.
-    """
+def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """``backward`` and ``setup`` of an operator that computes gradients: second derivatives. ``first`` computes what the
+    operator computes, with operators that have derivatives. It is called with the operator's tensors and keywords when a
+    second derivative is asked for, and returns results of any dtype."""
     def setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
               output: object) -> None:
         ctx.set_materialize_grads(False)
@@ -284,7 +280,7 @@ def derived(first: Callable[..., Any], skipped: Sequence[int] = ()) -> tuple[Cal
 
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> Any:
         inputs, given = ctx.saved_tensors, {n: grad for n, grad in enumerate(grads) if grad is not None}
-        wanted = [n for n in range(len(inputs)) if ctx.needs_input_grad[n] and n not in skipped]
+        wanted = [n for n in range(len(inputs)) if ctx.needs_input_grad[n]]
         if not wanted or not given:
             return (None,) * len(inputs)
 
@@ -389,7 +385,7 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
             return Recorded.gradients(_Alive(ctx), *grads)
 
         @staticmethod
-        def gradients(ctx: Any, *grads: object) -> Any:
+        def gradients(ctx: torch.autograd.function.FunctionCtx | _Alive, *grads: object) -> Any:
             found = backward(ctx, *grads)
             return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in names))
 
@@ -404,8 +400,8 @@ class _Alive:
     """The context of a transform's function. Behind the transform, which `torch.func.vjp` leaves before it pulls back, saved
     tensors are wrappers without memory: here they are what these wrapped."""
 
-    def __init__(self, ctx: Any):
-        self._ctx = ctx
+    def __init__(self, ctx: torch.autograd.function.FunctionCtx):
+        self._ctx: Any = ctx
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
