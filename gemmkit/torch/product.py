@@ -289,8 +289,9 @@ def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..
             found = first(*args.values(), **ctx.options)
             return tuple((found if isinstance(found, tuple) else (found,))[n] for n in given)
 
-        found, pull = torch.func.vjp(of_wanted, *(inputs[n] for n in wanted))
-        second = dict(zip(wanted, pull(tuple(grad.to(y.dtype) for grad, y in zip(given.values(), found)))))
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            found, pull = torch.func.vjp(of_wanted, *(inputs[n] for n in wanted))
+            second = dict(zip(wanted, pull(tuple(grad.to(y.dtype) for grad, y in zip(given.values(), found)))))
         return tuple(second.get(n) for n in range(len(inputs)))
 
     return backward, setup

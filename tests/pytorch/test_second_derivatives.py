@@ -205,6 +205,14 @@ def test_attention_of_lengths(in_the_emulator: None) -> None:
     check(lambda *x: torch.ops.gemmkit.attention(*x, None, None, None)[0], lambda *x: exact("plain")(*x)[0], q, k, v)
 
 
+def test_autocast_leaves_them(in_the_emulator: None) -> None:
+    given = many((1, 1, 5, 16), (1, 1, 7, 16), (1, 1, 7, 16), dtype=BF16)
+    wanted = second(attention, given)
+    with torch.autocast("cpu", dtype=BF16):
+        for one, other in zip(second(attention, given), wanted):
+            assert torch.equal(one, other)
+
+
 @dataclass(frozen=True)
 class Whole(Mask):
     """Code that does not run on tensors."""
