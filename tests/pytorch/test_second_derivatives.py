@@ -120,6 +120,7 @@ def test_groups_of_rows(in_the_emulator: None) -> None:
           lambda x, y: torch.stack((x[:3].mT @ y[:3], 0 * x[:3].mT @ y[:3], x[3:].mT @ y[3:])), x, y)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,)], ids=str)
 def test_experts(wanted: tuple[int, ...], in_the_emulator: None) -> None:
     """A number that is no expert's, and an expert without tokens."""
