@@ -132,11 +132,11 @@ class Leaf:
         seen = self.at.seen(self.tensor, key)
         if seen is None:                                   # (no coordinates as they are: a table)
             keys = key if isinstance(key, tuple) else (key,)
-            found = self.tensor[tuple(k.value.clamp(0, size - 1) if isinstance(k, DualTensor) else k
-                                      for k, size in zip(keys, self.tensor.shape))]
+            found = self.tensor[tuple(k.value.clamp(0, self.tensor.shape[axis] - 1) if isinstance(k, DualTensor) else k
+                                      for axis, k in enumerate(keys))]
             if self.variable >= 0:
                 raise TypeError("an operand indexed by something else than its row and column")
-            return DualTensor(found, self.at.paths)
+            return DualTensor(found.float() if found.dtype in forms.NARROW else found, self.at.paths)
         known = self.at.read.setdefault(self.variable, seen.shape)
         if self.variable >= 0 and known != seen.shape:
             raise TypeError("an operand that is read both by rows and by columns")

@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import Bias, Elementwise  # noqa: E402
-from gemmkit.kernels.masks import ALiBi, Causal, Mask, SoftCap, Window  # noqa: E402
+from gemmkit.kernels.masks import ALiBi, Causal, Documents, Mask, SoftCap, Window  # noqa: E402
 from gemmkit.lang.components import dataclass  # noqa: E402
 from gemmkit.torch import attention, gated, glu, layernorm, log_softmax, rmsnorm, softmax  # noqa: E402
 from gemmkit.torch.rows import UNITS  # noqa: E402
@@ -183,6 +183,19 @@ def test_attention(case: str, device: str) -> None:
     if device == "cuda" and case == "ALiBi":
         score = ALiBi(score.slopes.cuda())
     check(lambda q, k, v: attention(q, k, v, mask=mask, score=score, return_lse=True), exact(case), q, k, v)
+
+
+def test_attention_with_arrays(in_the_emulator: None) -> None:
+    """Of a mask and of a score; where this one is not read there need be no element."""
+    table, q, k, v = (torch.linspace(-1, 1, 5).half(), *many(*((1, 1, 5, 16),) * 3, dtype=F16))
+    mask = Documents.of([0, 2, 5], torch.from_numpy) & Causal()
+
+    def theirs(q: Any, k: Any, v: Any) -> Any:
+        m, n = torch.arange(5)[:, None], torch.arange(5)
+        s = q @ k.mT * 0.25 + 3 * table.double()[(m - n).clamp(0)]
+        return s.masked_fill((n > m) | ((m >= 2) & (n < 2)), -math.inf).softmax(-1) @ v
+
+    check(lambda *x: attention(*x, mask=mask, score=lambda s, m, n: s + 3 * table[m - n] if m >= n else s), theirs, q, k, v)
 
 
 def test_attention_of_lengths(in_the_emulator: None) -> None:
