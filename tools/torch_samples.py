@@ -4,8 +4,8 @@
     python -m tools.torch_samples --device cuda
     python -m tools.torch_samples --only softmax --dtypes float16 float32
 
-Each result, and each gradient where the dtype has one, is compared with PyTorch's own function of the same numbers in
-float64 or complex128; integers must be equal to PyTorch's. A sample is
+Each result, and each gradient and second derivative where the dtype has them, is compared with PyTorch's own function of the
+same numbers in float64 or complex128; integers must be equal to PyTorch's. A sample is
 
 | counted as | where |
 |---|---|
@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gemmkit as gk
 from gemmkit import torch as gt
@@ -183,19 +184,28 @@ def outcome(name: str, op: Any, sample: Any, dtype: torch.dtype) -> Outcome:
         found = computed(WORKS[name], own)
         why = differs(found.detach(), wanted.detach(), kind)
         if not why and has_gradient and wanted.requires_grad:
-            to = torch.randn_like(wanted).to(kind)
-            pairs = [(x, y) for x, y in zip(tensors(own), tensors(exact)) if x.requires_grad]
-            ours = torch.autograd.grad(found, [x for x, _ in pairs], to, allow_unused=True)
-            theirs = torch.autograd.grad(wanted, [y for _, y in pairs], to.double(), allow_unused=True)
-            for (x, y), one, other in zip(pairs, ours, theirs):
-                one, other = (torch.zeros_like(like) if g is None else g for g, like in ((one, x), (other, y)))
-                said = differs(one, other, x.dtype, GRADIENTS)
-                why = why or (said and f"a gradient: {said}")
+            ours, theirs, factor = [found], [wanted], 1
+            inputs, of_exact = ([x for x in tensors(tree) if x.requires_grad] for tree in (own, exact))
+            for order in ("a gradient", "a second derivative"):
+                to, factor = [torch.randn_like(x) for x in ours], factor * GRADIENTS
+                ours, theirs = gradients(ours, inputs, to), gradients(theirs, of_exact, [x.double() for x in to])
+                for x, one, other in zip(inputs, ours, theirs):
+                    said = differs(one.detach(), other.detach(), x.dtype, factor)
+                    why = why or (said and f"{order}: {said}")
     except REFUSALS as error:
         return Outcome("refused", f"{type(error).__name__}: {error}")
     except (RuntimeError, AssertionError, LookupError, AttributeError, ArithmeticError) as error:
         return Outcome("wrong", f"{type(error).__name__}: {error}")
     return Outcome("wrong", why) if why else Outcome("right")
+
+
+def gradients(results: Any, inputs: Any, grads: Any) -> Any:
+    """Of the inputs; zeros, where no result depends on one."""
+    made = [(y, grad) for y, grad in zip(results, grads) if y.requires_grad]
+    if not made:
+        return [torch.zeros_like(x) for x in inputs]
+    of, toward = zip(*made)
+    return torch.autograd.grad(of, inputs, toward, create_graph=True, allow_unused=True, materialize_grads=True)
 
 
 def told(sample: Any) -> str:
@@ -210,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = made.parse_args(arguments)
     totals: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
-    with gk.emulate() if options.device == "cpu" else contextlib.nullcontext():
+    # (of PyTorch's kinds of attention this one has second derivatives)
+    with gk.emulate() if options.device == "cpu" else contextlib.nullcontext(), sdpa_kernel(SDPBackend.MATH):
         for name in options.only:
             counts: Counter[str] = Counter()
             for dtype in (getattr(torch, one) for one in options.dtypes):

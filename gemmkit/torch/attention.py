@@ -6,6 +6,7 @@ A mask and a score are no tensors: eager calls carry them as they are, the opera
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -20,23 +21,24 @@ from torch.nn import functional as F
 from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
 from gemmkit.functions.gradients import Rules, gradients
-from gemmkit.functions.slope import slope_of
+from gemmkit.functions.slope import Replay, slope_of
 from gemmkit.kernels.masks import Causal, Mask, Padding, Score, ScoreBias
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.torch.autograd import OutputCoordinates, TensorWorld
+from gemmkit.torch.dual import DualTensor, Paths, values
 from gemmkit.torch.product import (
     NARROW,
     Differentiable,
     autocast,
     batched_by,
     define,
+    derived,
     is_eager,
     is_here,
     is_looked_at,
     is_measured,
-    keep_nothing,
-    no_second,
     node_of,
     records,
     takes,
@@ -126,13 +128,14 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             compiles, lengths are tensors.
         pages, key_starts: as in `gemmkit.attention`, of tensors of which none requires a gradient.
 
-    Returns: the result, or ``(result, lse)``. Both have gradients by q, k and v, the same bits every time, and no second
-    derivatives. A key that no query sees, and one behind a length, gets zeros.
+    Returns: the result, or ``(result, lse)``. Both have gradients by q, k and v, the same bits every time. PyTorch computes
+    second derivatives, with all scores in memory. A key that no query sees, and one behind a length, gets zeros.
 
     Raises: what `gemmkit.attention` raises, before anything is launched, and where a gradient is wanted
         ValueError: pages or key_starts are given.
         TypeError: the derivative of the score is not known.
-        NotImplementedError: an array of the mask or the score requires a gradient; a second derivative is asked for.
+        NotImplementedError: an array of the mask or the score requires a gradient; a second derivative is asked for with
+            ``lengths``, or of a mask or a score whose code does not run on tensors.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> q = k = torch.eye(2, 64).half()[None, None]
@@ -293,6 +296,8 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Any, of_lse: Any) 
     if grad is None and of_lse is None:
         return (None,) * 6
     *inputs, out, lse = ctx.saved_tensors
+    if torch.is_grad_enabled():                            # a second derivative computes them from the inputs
+        out, lse = out.detach(), lse.detach()
     grad = torch.zeros_like(out) if grad is None else grad
     compute = _GRADIENTS if torch.is_grad_enabled() or is_looked_at() else _compute_gradients
     found = compute(grad, out, lse, of_lse, *inputs, **ctx.options, needed=sum(x << n for n, x in enumerate(needed)))
@@ -327,11 +332,65 @@ def _gradients_one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **opt
     return batched_by(_GRADIENTS, size, in_dims[:10], args, (None,) * 10, options)
 
 
+# -- second derivatives: PyTorch's, of attention with all scores in memory ----------------------------------------------
+
+def _first_of_attention(grad: torch.Tensor, out: object, lse: object, of_lse: torch.Tensor | None, q: torch.Tensor,
+                        k: torch.Tensor, v: torch.Tensor, q_offsets: object, k_offsets: object,
+                        key_lengths: torch.Tensor | None, *, kind: MaskAndScore | str, scale: float | None, layout: str,
+                        needed: int) -> Any:
+    if q_offsets is not None or k_offsets is not None:
+        raise NotImplementedError("gemmkit.torch.attention with lengths= has no second derivative; call it for each "
+                                  "sequence, or without create_graph=True")
+    of, keys = _kind_of(kind), k.shape[layout.index("n")]
+    count = None if key_lengths is None else key_lengths.clamp(0, keys)[:, None, None, None]
+
+    def compute(*qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (x.float() if layout == "bhnd" else x.float().transpose(1, 2) for x in qkv)
+        k, v = (x if x.shape[1] == 1 else x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        if count is not None:                              # what lies behind a length is no key, whatever is there
+            k, v = (torch.where(torch.arange(x.shape[2], device=x.device)[:, None] < count, x, 0.0) for x in (k, v))
+        s = (q.shape[-1] ** -0.5 if scale is None else scale) * (q @ k.mT)
+        seen = _seen(of.mask, s, count)
+        s = _everywhere(f"score={of.score!r}", of.score, "at", torch.where(seen, s, 0.0))
+        best = torch.where(seen, s, -math.inf)
+        some = seen.any(-1, keepdim=True)                  # a query that sees no key gets zeros
+        p = torch.where(some, best, 0.0).softmax(-1) * some
+        out, total = p @ v, torch.where(some, best, 0.0).logsumexp(-1)
+        return out if layout == "bhnd" else out.transpose(1, 2), torch.where(some[..., 0], total, -math.inf)
+
+    found, pull = torch.func.vjp(compute, q, k, v)
+    return pull((grad.float(), torch.zeros_like(found[1]) if of_lse is None else of_lse))
+
+
+def _seen(mask: Mask, s: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
+    """Which keys each query sees, as scores (batch, heads, queries, keys) lie. ``count``: how many keys there are."""
+    queries, keys = s.shape[2:]
+    count = torch.tensor(keys, device=s.device) if count is None else count
+    seen = _everywhere(f"mask={mask!r}", mask, "sees", s, count - queries)
+    return (seen & (torch.arange(keys, device=s.device) < count)).expand(s.shape)
+
+
+def _everywhere(name: str, component: Component, method: str, s: torch.Tensor, shift: torch.Tensor | None = None) -> Any:
+    """A score's ``at``, or a mask's ``sees``, of all places of s. Raises NotImplementedError, naming the component, for code
+    that does not run on tensors."""
+    paths = Paths()
+    code = Replay(component, TensorWorld({}, OutputCoordinates(s, paths, s.dtype, {})))
+    batch, head, m, n = (DualTensor(torch.arange(count, device=s.device).view(-1, *(1,) * (3 - axis)), paths)
+                         for axis, count in enumerate(s.shape))
+    try:
+        run = getattr(code, method)
+        if shift is None:
+            return values(paths, lambda: run(DualTensor(s, paths), m, n, head, batch), s.new_zeros(()))
+        return values(paths, lambda: run(m, n, head, batch, DualTensor(shift, paths)), shift.new_zeros((), dtype=torch.bool))
+    except (TypeError, IndexError, AttributeError, ValueError) as error:
+        raise NotImplementedError(f"{name} has no second derivative: {error}; call without create_graph=True") from error
+
+
 _OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _in_a_graph(_compute, 0), _allocate), _backward,
                                 _keep, _one_by_one, _compute)
 _GRADIENTS: Any = Differentiable(
     define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _in_a_graph(_compute_gradients, 4), _allocate_gradients),
-    no_second("gemmkit.torch.attention has"), keep_nothing, _gradients_one_by_one, _compute_gradients)
+    *derived(_first_of_attention), _gradients_one_by_one, _compute_gradients)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -131,11 +131,12 @@ class Leaf:
     def __getitem__(self, key: object) -> DualTensor:
         seen = self.at.seen(self.tensor, key)
         if seen is None:                                   # (no coordinates as they are: a table)
-            index = tuple(k.value if isinstance(k, DualTensor) else k for k in (key if isinstance(key, tuple) else (key,)))
-            found = self.tensor[index]
+            keys = key if isinstance(key, tuple) else (key,)
+            found = self.tensor[tuple(k.value.clamp(0, self.tensor.shape[axis] - 1) if isinstance(k, DualTensor) else k
+                                      for axis, k in enumerate(keys))]
             if self.variable >= 0:
                 raise TypeError("an operand indexed by something else than its row and column")
-            return DualTensor(found, self.at.paths)
+            return DualTensor(found.float() if found.dtype in forms.NARROW else found, self.at.paths)
         known = self.at.read.setdefault(self.variable, seen.shape)
         if self.variable >= 0 and known != seen.shape:
             raise TypeError("an operand that is read both by rows and by columns")
@@ -163,7 +164,7 @@ class OutputCoordinates:
         return None
 
 
-class _World(World):
+class TensorWorld(World):
     """Device code on tensors. ``leaves``: by the ids of placeholders, the operands that they stand for."""
 
     def __init__(self, leaves: dict[int, Leaf], at: OutputCoordinates):
@@ -207,7 +208,7 @@ def partials(recipe: EpilogueRecipe, x: torch.Tensor, operands: Sequence[Any]) -
     def run() -> Any:
         at = OutputCoordinates(x, paths, dtype, read)
         leaves = {id(p): Leaf(t, 1 + n, at) for n, (p, t) in enumerate(zip(recipe.placeholders, operands))}
-        return Replay(recipe.model, _World(leaves, at))(DualTensor(wide, paths, {X: ONE}), at.m, at.n)
+        return Replay(recipe.model, TensorWorld(leaves, at))(DualTensor(wide, paths, {X: ONE}), at.m, at.n)
 
     try:
         found = tangents(paths, run, 1 + len(operands), zero)

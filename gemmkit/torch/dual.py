@@ -58,6 +58,20 @@ def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: torch.Tenso
     raise TypeError(f"more than {MOST_WAYS} ways through it")
 
 
+def values(paths: Paths, run: Callable[[], Any], zero: torch.Tensor) -> torch.Tensor:
+    """What ``run()`` returns, over all ways through it, in zero's dtype. Raises TypeError where there are more than
+    `MOST_WAYS`."""
+    out = zero
+    for _ in range(MOST_WAYS):
+        made = run()
+        found = made.condition if isinstance(made, Truth) else made.value if isinstance(made, DualTensor) else made
+        found, where = torch.as_tensor(found, dtype=zero.dtype, device=zero.device), paths.taken()
+        out = found if where is None else torch.where(where, found, out)
+        if not paths.next():
+            return out
+    raise TypeError(f"more than {MOST_WAYS} ways through it")
+
+
 def _once(function: Callable[..., Any], many: Iterable[tuple[Any, ...]]) -> list[Any]:
     """``function`` of each of ``many``, called once for the same objects: then the results are the same, too."""
     known: dict[tuple[int, ...], Any] = {}

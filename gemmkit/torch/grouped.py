@@ -26,12 +26,12 @@ from gemmkit.torch.product import (
     check_dtypes,
     check_together,
     define,
+    derived,
     is_eager,
     known,
-    no_second,
     records,
 )
-from gemmkit.torch.rows import operator, unit
+from gemmkit.torch.rows import GATED_BACKWARD, gated, operator, unit
 from gemmkit.tuning.sm90 import columns_of_scaled
 
 TAKEN = torch.float16, torch.bfloat16
@@ -184,13 +184,13 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
 
     Returns: a new tensor (tokens, width). It has gradients by x, weights, gate, up and down, the same bits every time, and
         so have these. Two kernels multiply: the first takes tokens where they lie, the second puts weighted results where
-        they are added up. PyTorch sorts what is chosen; nothing is synchronised.
+        they are added up. Second derivatives copy tokens for each choice. PyTorch sorts what is chosen; nothing is
+        synchronised.
 
     Raises, before anything is launched
         TypeError: no tensors, other dtypes, or two of them.
         ValueError: other shapes and activations; rows that do not begin at multiples of 16 bytes; several devices.
         ConfigError: a GPU other than of compute capability 9.0.
-        NotImplementedError, in a second derivative: there is none.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> x, chosen, weights = torch.ones(2, 8).half(), torch.tensor([[0, 1], [1, -1]]), torch.tensor([[0.5, 0.5], [1.0, 1.0]])
@@ -292,6 +292,7 @@ def _allocate_experts(x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor
 
 def _keep_experts(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
                   output: tuple[Any, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
     ctx.activation, ctx.kept = keyword_only_inputs["activation"], keyword_only_inputs["kept"]
 
@@ -337,12 +338,33 @@ def _allocate_experts_backward(grad: torch.Tensor, x: torch.Tensor, weights: tor
     return tuple(y.new_empty(y.shape) for y in (x, weights, gate, up, down))
 
 
+def _first_of_experts(grad: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
+                      down: torch.Tensor, token: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, *_: object,
+                      activation: str) -> tuple[torch.Tensor, ...]:
+    """By products of groups, of copies of tokens."""
+    ends, place, nobody = bounds[1:], order.argsort(), token[:, None] < 0
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x[:, None].expand(*weights.shape, -1).flatten(0, 1)[order].masked_fill(nobody, 0)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return _OPERATOR(a, b, ends)
+
+    copies, grads, factors = rows(x), rows(grad), weights.flatten()[order, None].to(x.dtype)
+    g, u, e = multiply(copies, gate), multiply(copies, up), multiply(grads, down.mT)
+    h = gated(g, u, activation)
+    dg, du = GATED_BACKWARD(e * factors, g, u, activation=activation)
+    of_x = multiply(dg, gate.mT) + multiply(du, up.mT)
+    return (of_x[place].view(*weights.shape, -1).sum(1), (e.float() * h).sum(1)[place].view(weights.shape),
+            multiply(copies.mT, dg), multiply(copies.mT, du), multiply((h * factors).mT, grads))
+
+
 _OF_EXPERTS = "Tensor x, Tensor weights, Tensor gate, Tensor up, Tensor down, Tensor token, Tensor order, Tensor bounds"
 _EXPERTS = operator("experts", f"({_OF_EXPERTS}, *, str activation, bool kept) -> (Tensor, Tensor, Tensor)",
                     _compute_experts, _allocate_experts, _backward_experts, _keep_experts, of_rows=False)
 _EXPERTS_BACKWARD = operator("experts_backward", f"(Tensor grad, {_OF_EXPERTS}, Tensor g, Tensor u, *, str activation) -> "
                              "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_experts_backward,
-                             _allocate_experts_backward, no_second("gemmkit.torch.experts has"), of_rows=False)
+                             _allocate_experts_backward, *derived(_first_of_experts), of_rows=False)
 
 
 # --------------------------------------------------------------------------------------------------

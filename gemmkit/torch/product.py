@@ -256,7 +256,7 @@ class Differentiable:
         self._defaults = {x.name: x.default_value for x in arguments if x.kwarg_only}
         count, names = len(arguments) - len(self._defaults), tuple(self._defaults)
         self._recorded = _function(self, count, names, backward, setup, rule)
-        self._eager = _eager_function(compute, count, self._defaults, setup, self._recorded.backward)
+        self._eager = _eager_function(compute, count, self._defaults, setup, self._recorded.gradients)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if is_eager(args):
@@ -268,18 +268,33 @@ class Differentiable:
         return self.operator(*args, **options)
 
 
-def no_second(what: str) -> Callable[..., Any]:
-    """The ``backward`` of a gradient that has none: it raises NotImplementedError, which says so of ``what``."""
-    def refuse(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
-        raise NotImplementedError(f"{what} no second derivative; call without create_graph=True, or detach what the "
-                                  "gradient goes into")
+def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """``backward`` and ``setup`` of an operator that computes gradients: second derivatives. ``first`` computes what the
+    operator computes, with operators that have derivatives. It is called with the operator's tensors and keywords when a
+    second derivative is asked for, and returns results of any dtype."""
+    def setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
+              output: object) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        ctx.options = keyword_only_inputs
 
-    return refuse
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> Any:
+        inputs, given = ctx.saved_tensors, {n: grad for n, grad in enumerate(grads) if grad is not None}
+        wanted = [n for n in range(len(inputs)) if ctx.needs_input_grad[n]]
+        if not wanted or not given:
+            return (None,) * len(inputs)
 
+        def of_wanted(*some: torch.Tensor) -> tuple[Any, ...]:
+            args = {**dict(enumerate(inputs)), **dict(zip(wanted, some))}
+            found = first(*args.values(), **ctx.options)
+            return tuple((found if isinstance(found, tuple) else (found,))[n] for n in given)
 
-def keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-                 output: object) -> None:
-    """There is nothing that a second derivative would be computed from."""
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            found, pull = torch.func.vjp(of_wanted, *(inputs[n] for n in wanted))
+            second = dict(zip(wanted, pull(tuple(grad.to(y.dtype) for grad, y in zip(given.values(), found)))))
+        return tuple(second.get(n) for n in range(len(inputs)))
+
+    return backward, setup
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
@@ -368,6 +383,10 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
 
         @staticmethod
         def backward(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
+            return Recorded.gradients(_Alive(ctx), *grads)
+
+        @staticmethod
+        def gradients(ctx: torch.autograd.function.FunctionCtx | _Alive, *grads: object) -> Any:
             found = backward(ctx, *grads)
             return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in names))
 
@@ -376,6 +395,21 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
             return rule(info.batch_size, in_dims[:count], *args[:count], **options(args))
 
     return Recorded
+
+
+class _Alive:
+    """The context of a transform's function. Behind the transform, which `torch.func.vjp` leaves before it pulls back, saved
+    tensors are wrappers without memory: here they are what these wrapped."""
+
+    def __init__(self, ctx: torch.autograd.function.FunctionCtx):
+        self._ctx: Any = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(x if x is None else torch._C._functorch.unwrap_if_dead(x) for x in self._ctx.saved_tensors)
 
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '

@@ -3,7 +3,7 @@
 A norm's gradient computes the row's statistics a second time: reading them would cost what computing them costs, since the
 row is read anyway. `gemmkit.functions.gradients` has those of x, gamma and beta in one pass over x and the gradient.
 Gradients of softmaxes and gates are programs of rows. Both take up to 32 bits an element, so that float64 is computed by
-PyTorch. None has second derivatives.
+PyTorch, as are second derivatives.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from gemmkit.torch.product import (
     check_dtypes,
     check_together,
     define,
+    derived,
     is_looked_at,
-    keep_nothing,
-    no_second,
     records,
     result_shape,
 )
@@ -55,7 +54,7 @@ def softmax(x: torch.Tensor, *, scale: float = 1.0) -> Any:
 
     Returns: a new tensor of x's shape and dtype. Under ``torch.autocast`` on a GPU it is float32, as PyTorch's is.
 
-    Raises: what `gemmkit.softmax` raises, TypeError for what is no tensor; NotImplementedError for a second derivative.
+    Raises: what `gemmkit.softmax` raises, TypeError for what is no tensor.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> x = torch.zeros(1, 2, requires_grad=True)
@@ -84,7 +83,7 @@ def layernorm(x: torch.Tensor, gamma: torch.Tensor | None = None, beta: torch.Te
 
     Returns: a new tensor of x's shape. Gradients have the dtypes of what they are of.
 
-    Raises: what `gemmkit.layernorm` raises, TypeError for what is no tensor; NotImplementedError for a second derivative.
+    Raises: what `gemmkit.layernorm` raises, TypeError for what is no tensor.
     """
     if beta is not None and gamma is None:
         raise ValueError("beta is given alone; give gamma, too")
@@ -287,15 +286,12 @@ def _rows(x: torch.Tensor) -> Any:
 # --------------------------------------------------------------------------------------------------
 # The operators of ``torch.library``.
 
-SECOND = no_second("norms, softmaxes and gated units of gemmkit.torch have")
-
-
 def operator(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any],
-             backward: Callable[..., Any] = SECOND, keep: Callable[..., Any] = keep_nothing, of_rows: bool = True) -> Any:
+             backward: Callable[..., Any], keep: Callable[..., Any], of_rows: bool = True) -> Any:
     """An operator of rows. A batch of the first tensor alone is more rows, if it is ``of_rows`` alone; of others there is a
     launch for each."""
     def rule(size: int, in_dims: tuple[Any, ...], *args: torch.Tensor, **options: object) -> tuple[Any, Any]:
-        if of_rows and in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and backward is not SECOND:
+        if of_rows and in_dims[0] is not None and all(dim is None for dim in in_dims[1:]):
             return made(args[0].movedim(in_dims[0], 0), *args[1:], **options), 0
         return batched_by(made, size, in_dims[:len(args)], args, (None,) * len(args), options)
 
@@ -365,23 +361,33 @@ def _compute_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Ten
                 pass
             else:
                 return out if out.shape == x.shape else out.view(x.shape), of_gamma, of_beta
-        return _by_pytorch(g, rows, factors, eps, centred, x.new_empty(x.shape), of_gamma, of_beta)
+        found, *terms = _norm_gradients(g, rows, factors, eps, centred)
+        for total, of_rows in ((of_gamma, terms[0]), (of_beta, terms[1])):
+            if total.numel():
+                total.copy_(of_rows.sum(0))
+        return x.new_empty(x.shape).copy_(found.view(x.shape)), of_gamma, of_beta
 
 
-def _by_pytorch(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, eps: float, centred: bool,
-                out: torch.Tensor, of_gamma: torch.Tensor, of_beta: torch.Tensor) -> tuple[Any, Any, Any]:
-    """`_compute_norm_backward` of float64, and of rows that are too long for `norm_gradients_of`."""
-    wide = torch.float64 if torch.float64 in (grad.dtype, x.dtype, out.dtype, of_gamma.dtype) else torch.float32
+def _norm_gradients(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, eps: float,
+                    centred: bool) -> tuple[torch.Tensor, ...]:
+    """By PyTorch: dx of rows, and of each row what is added up for dgamma and dbeta."""
+    wide = _wide(grad, x, gamma)
     g, c = grad.to(wide), x.to(wide)
     c = c - c.mean(-1, keepdim=True) if centred else c
     r = torch.rsqrt((c * c).mean(-1, keepdim=True) + eps)
     n, h = c * r, g if gamma is None else g * gamma
     least = h.mean(-1, keepdim=True) if centred else 0.0
-    out.view(x.shape).copy_(r * (h - least - n * (h * n).mean(-1, keepdim=True)))
-    for total, terms in ((of_gamma, g * n), (of_beta, g)):
-        if total.numel():
-            total.copy_(terms.sum(0))
-    return out, of_gamma, of_beta
+    return r * (h - least - n * (h * n).mean(-1, keepdim=True)), g * n, g
+
+
+def _wide(*tensors: torch.Tensor | None) -> torch.dtype:
+    return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
+
+
+def _first_of_norm(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float, centred: bool,
+                   **_: object) -> tuple[torch.Tensor, ...]:
+    found, of_gamma, of_beta = _norm_gradients(_rows(grad), _rows(x), gamma, eps, centred)
+    return found.view(x.shape), of_gamma.sum(0), of_beta.sum(0)
 
 
 def _allocate_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float, centred: bool,
@@ -401,7 +407,7 @@ _NORM = operator("norm", "(Tensor x, Tensor? gamma, Tensor? beta, *, float eps, 
                  "Tensor", _compute_norm, _allocate_norm, _backward_norm, _keep_norm)
 _NORM_BACKWARD = operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamma, *, float eps, bool centred, "
                           "bool sums=True, ScalarType? beta=None) -> (Tensor, Tensor, Tensor)", _compute_norm_backward,
-                          _allocate_norm_backward)
+                          _allocate_norm_backward, *derived(_first_of_norm), of_rows=False)
 
 
 # -- softmaxes --------------------------------------------------------------------------------------------------------
@@ -436,8 +442,7 @@ def _compute_softmax_backward(grad: torch.Tensor, y: torch.Tensor, *, scale: flo
     with torch.no_grad():
         grad, rows = _rows(grad), _rows(y)
         if torch.float64 in (grad.dtype, y.dtype):
-            taken = (torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data)
-            return out.copy_((scale * taken(grad, rows, -1, y.dtype)).view(y.shape))
+            return out.copy_(_first_of_softmax(grad, rows, scale=scale, log=log).view(y.shape))
         (_log_softmax_backward if log else _softmax_backward)(grad, rows, out.view(rows.shape), scale)
         return out
 
@@ -446,10 +451,18 @@ def _allocate_softmax_backward(grad: torch.Tensor, y: torch.Tensor, *, scale: fl
     return y.new_empty(y.shape, dtype=dtype)
 
 
+def _first_of_softmax(grad: torch.Tensor, y: torch.Tensor, *, scale: float, log: bool, **_: object) -> torch.Tensor:
+    """By PyTorch."""
+    compute = torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data
+    wide = _wide(grad, y)
+    return scale * compute(grad.to(wide), y.to(wide), -1, wide)
+
+
 _SOFTMAX = operator("softmax", "(Tensor x, *, float scale, bool log, ScalarType? dtype=None) -> Tensor", _compute_softmax,
                     _allocate_softmax, _backward_softmax, _keep_softmax)
 _SOFTMAX_BACKWARD = operator("softmax_backward", "(Tensor grad, Tensor y, *, float scale, bool log, ScalarType dtype) -> "
-                             "Tensor", _compute_softmax_backward, _allocate_softmax_backward)
+                             "Tensor", _compute_softmax_backward, _allocate_softmax_backward, *derived(_first_of_softmax),
+                             of_rows=False)
 
 
 # -- gated units ------------------------------------------------------------------------------------------------------
@@ -473,7 +486,7 @@ def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ..
 
 
 def _backward_gated(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> Any:
-    compute = _GATED_BACKWARD if _is_recorded() else _compute_gated_backward
+    compute = GATED_BACKWARD if _is_recorded() else _compute_gated_backward
     return compute(grad, *ctx.saved_tensors, activation=ctx.activation)
 
 
@@ -491,10 +504,16 @@ def _allocate_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.T
     return gate.new_empty(gate.shape), up.new_empty(up.shape)
 
 
+def _first_of_gated(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *, activation: str) -> Any:
+    """By PyTorch."""
+    function = unit(activation).of_tensors
+    return torch.func.vjp(lambda x, y: function(x) * y, gate.float(), up.float())[1](grad.float())
+
+
 _GATED = operator("gated", "(Tensor gate, Tensor up, *, str activation) -> Tensor", _compute_gated, _allocate_gated,
-                  _backward_gated, _keep_inputs)
-_GATED_BACKWARD = operator("gated_backward", "(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)",
-                           _compute_gated_backward, _allocate_gated_backward)
+                  _backward_gated, _keep_inputs, of_rows=False)
+GATED_BACKWARD = operator("gated_backward", "(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)",
+                           _compute_gated_backward, _allocate_gated_backward, *derived(_first_of_gated), of_rows=False)
 
 
 def _check_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None:
@@ -522,7 +541,7 @@ def _allocate_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, activati
 def _backward_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Of a call that kept no products (by ``torch.ops``, or within ``torch.func``): they are computed a second time."""
     x, w, v = ctx.saved_tensors
-    of_gate, of_up = _GATED_BACKWARD(grad, matmul(x, w), matmul(x, v), activation=ctx.activation)
+    of_gate, of_up = GATED_BACKWARD(grad, matmul(x, w), matmul(x, v), activation=ctx.activation)
     of_x, of_w, of_v = ctx.needs_input_grad[:3]
     return (matmul(of_gate, w.mT) + matmul(of_up, v.mT) if of_x else None,
             matmul(x.mT, of_gate) if of_w else None, matmul(x.mT, of_up) if of_v else None)
@@ -567,7 +586,7 @@ def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torc
     x, *tensors = ctx.saved_tensors
     bits, group = ctx.options["bits"], ctx.options["group"]
     products = (QUANTISED_LINEAR(x, *of, None, bits, group, None, False) for of in (tensors[:3], tensors[3:]))
-    of_gate, of_up = _GATED_BACKWARD(grad, *products, activation=ctx.options["activation"])
+    of_gate, of_up = GATED_BACKWARD(grad, *products, activation=ctx.options["activation"])
     of_x = QUANTISED_GRADIENT(of_gate, *tensors[:3], bits, group) + QUANTISED_GRADIENT(of_up, *tensors[3:], bits, group)
     return of_x, *(None for _ in tensors)
 

@@ -129,15 +129,6 @@ def test_what_is_refused(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch)
         attending(q, [k], v)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "operator"])
-def test_a_second_derivative_is_refused(compiled: bool, in_the_emulator: None) -> None:
-    q, k, v = drawn(1, 1, 4, 16), drawn(1, 1, 4, 16), drawn(1, 1, 4, 16)
-    out = MODULE._OPERATOR.operator(q, k, v, None, None, None, kind=MODULE._named(None, None, True))[0] if compiled else attending(q, k, v)
-    (found,) = torch.autograd.grad(out.sum(), (q,), create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        found.sum().backward()
-
-
 @pytest.mark.thorough
 def test_the_operator(in_the_emulator: None) -> None:
     """PyTorch's own checks: the schema, autograd, the fake kernel, dynamic shapes."""

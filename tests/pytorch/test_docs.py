@@ -17,7 +17,7 @@ def test_pytorch(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> N
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(markdown.ROOT / "docs" / "pytorch.md", monkeypatch, rng, {}, check) == 14
+    assert markdown.run(markdown.ROOT / "docs" / "pytorch.md", monkeypatch, rng, {}, check) == 15
 
 
 def test_accelerate(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

@@ -268,14 +268,6 @@ def test_experts_in_a_compiled_graph(in_the_emulator: None, rng: np.random.Gener
         assert torch.equal(one, other)
 
 
-def test_experts_have_no_second_derivative(in_the_emulator: None, rng: np.random.Generator) -> None:
-    x, weights, *w = layer("cpu", HALF, False)
-    x.requires_grad_()
-    (of_x,) = torch.autograd.grad(gk.torch.experts(x, choose(rng, TOKENS, EXPERTS), weights, *w).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        of_x.sum().backward()
-
-
 @pytest.mark.parametrize("change,error,words", [
     (dict(x=np.zeros((6, 8), np.float16)), TypeError, "x is a ndarray; gemmkit.torch.experts takes tensors"),
     (dict(x=torch.zeros(2, 6, 8).half()), ValueError, r"x has shape \(2, 6, 8\) and dtype torch.float16; \(tokens, width\) of float16 or bfloat16"),

@@ -289,14 +289,6 @@ def test_in_a_graph() -> None:
 
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
-def test_second_derivatives_are_refused(in_the_emulator: None) -> None:
-    x = drawn(2, 8, dtype=F32).requires_grad_()
-    for y in (rmsnorm(x), softmax(x), gated(x, x)):
-        (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-        with pytest.raises(NotImplementedError, match="no second derivative"):
-            g.sum().backward()
-
-
 @pytest.mark.parametrize(("call", "error", "words"), [
     (lambda x: glu(x, x.mT, x.mT, "swish"), ValueError, "activation='swish': one of 'silu'"),
     (lambda x: glu(x, x.mT, x), ValueError, r"w has shape \(8, 2\) and v has shape \(2, 8\)"),

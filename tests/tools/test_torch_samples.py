@@ -19,7 +19,8 @@ def test_samples_are_right(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("wrong", "said"), [
     (lambda a, b: a @ b * 1.001, "off by"), (lambda a, b: (a @ b).double(), "torch.float64"),
-    (lambda a, b: (a @ b).detach() + a.sum() * 0, "a gradient: off by"), (lambda a, b: {}["x"], "KeyError")])
+    (lambda a, b: (a @ b).detach() + a.sum() * 0, "a gradient: off by"),
+    (lambda a, b: a @ b + ((a.detach() - a) ** 2).sum(), "a second derivative: off by"), (lambda a, b: {}["x"], "KeyError")])
 def test_what_is_wrong_is_found(wrong: Any, said: str, monkeypatch: pytest.MonkeyPatch,
                                 capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(samples.WORKS, "mm", wrong)
