@@ -71,7 +71,7 @@ def number_of(called: CalledFunction, value: Any) -> Any:
     return convert(F32, number(called, "f", value, 0.0))
 
 
-def double_of(called: CalledFunction, value: Any) -> Any:
+def double_of(called: CalledFunction, value: object) -> Any:
     """What a called function has returned, in float64."""
     return convert(F64, number(called, "f", value, 0.0))
 

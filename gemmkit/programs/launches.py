@@ -424,8 +424,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
                   rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
                   kernel: KernelLimits | None = None, integers: Container[str] = (),
                   results: Container[np.dtype] = RESULTS) -> None:
-    """``integers``: results that may be int32; ``results``: what others may be. Raises ValueError where a kernel cannot bring an operand, a sum goes over
-    nothing, or results share memory."""
+    """``integers``: results that may be int32; ``results``: what others may be. Raises ValueError where a kernel cannot
+    bring an operand, a sum goes over nothing, or results share memory."""
     for index in rounds:
         if sizes[index.extent] == 0:
             raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
@@ -446,7 +446,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
             raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
         if info.dtype not in results and not (info.dtype == np.int32 and store.parameter.name in integers):
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
-                                     "float32; of a function of rows also float64; or int32, if it is a cell of products of integers as it is", store.line)
+                                     "float32; of a function of rows also float64; or int32, if it is a cell of products of "
+                                     "integers as it is", store.line)
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in stored or other in stored) and shares_memory(x, y):
             raise shared(one, other)

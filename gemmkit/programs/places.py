@@ -399,8 +399,8 @@ def refuse_forms(loop: Loop) -> None:
         raise refused(ValueError, f"the first columns of {sliced[0].data[0].name}; a kernel takes them as the right operand "
                                   "of a product in tiles of whole rows (only .reference(...) runs others)", sliced[0].line)
     if loop.looked_up and not is_tiled(loop, 2) and (loop.loops[1:] or not is_tiled(loop, 1)):
-        raise refused(ValueError, "rows that an array names; a kernel has them in functions of rows, and in tiles of rows and "
-                                  "columns, parallel(a.rows, b.columns) (only .reference(...) runs others)", loop.looked_up)
+        raise refused(ValueError, "rows that an array names; a kernel has them in functions of rows, and in tiles of rows "
+                                  "and columns (only .reference(...) runs others)", loop.looked_up)
 
 
 def refuse_pieces(loop: Loop) -> None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmkit.programs.called import EXTENT, is_whole_load
-from gemmkit.programs.chains.chain import updates_last
 from gemmkit.programs.chains.elements import CALLS
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.places import is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack
 from gemmkit.programs.trace import COMPARISONS, Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, number_text, refused, shown
+from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown
 
 if TYPE_CHECKING:
     from gemmkit.programs.recurrences import RecurrencePrinter, RoundValue
@@ -169,9 +168,9 @@ FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n i
 
 @dataclass(eq=False)
 class RowProgram:
-    """``lengths``: those of its rows, and what a kernel calls each; ``reads``: the arrays that are read, with the lines where
-    they are. ``parts``: a loop whose cells begin as the rows of the first part, ``init``, and become ``out`` of themselves
-    and of those of each further one (`gemmkit.programs.chains.merging`)."""
+    """``lengths``: those of its rows, and what a kernel calls each; ``reads``: the arrays that are read, with lines.
+    ``parts``: a loop whose cells begin as the rows of the first part, ``init``, and become ``out`` of themselves and of
+    those of each further one (`gemmkit.programs.chains.merging`)."""
 
     stacks: tuple[Index, ...]
     rows: Index
@@ -214,9 +213,13 @@ def is_vector(x: Value) -> bool:
     return x.op != "const" and len(x.dims) == 2
 
 
-def is_turned(key: Iterable[Any]) -> bool:
+def is_turned(key: Iterable[object]) -> bool:
     """Whether elements are read or stored across rows, ``x[n, m]``: along the rows of a transpose."""
     return any(isinstance(index, Axis) for index in key)
+
+
+def stored_length(store: StoreStatement) -> int:
+    return next((index.size for index in store.key if isinstance(index, Axis)), store.parameter.shape[-1])
 
 
 def names_rows(x: Value) -> bool:
@@ -239,6 +242,61 @@ def has_rows_alone(loop: Loop) -> bool:
     return is_tiled(loop, 1) and not any(isinstance(held, Loop) for held in loop.body)
 
 
+def by_rows(loop: Loop) -> Loop:
+    """A program of tiles of rows and columns without rounds and products, as a function of whole rows. One that reads or
+    stores in another way stays as it is."""
+    such = [x for x in loop.body if isinstance(x, Loop) or getattr(x, "op", "") in ("dot", "transpose")]
+    if such or not is_tiled(loop, 2):
+        return loop
+    *indices, m, n = loop.indices
+    whole, known = Axis(n.extent.length), dict[Value, Value]()
+
+    def key_of(key: tuple) -> tuple:
+        """Of a transpose, ``d[n, m]``, with the axis in its place."""
+        return key[:-1] if key[-1:] == (n,) else tuple(whole if index is n else index for index in key)
+
+    def made(x: Value) -> Value:
+        if x not in known:
+            dims = tuple(whole if dim is n else dim for dim in x.dims)
+            data = x.data
+            if x.op == "load":
+                data = data[0], key_of(data[1])
+            elif x.op == "coordinate" and data is n:
+                data = whole
+            known[x] = (Value("const", data=float(whole.size), line=x.line) if x.op == EXTENT and data is n else
+                        Value(x.op, tuple(map(made, x.args)), dims, data, x.name, x.line))
+        return known[x]
+
+    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
+    keys = [(x.parameter, x.key) for x in stores] + [x.data for x in walked([x.value for x in stores]) if x.op == "load"]
+
+    def is_odd(parameter: Parameter, key: tuple) -> bool:
+        is_along = key[-1:] == (n,) or (key[-2:] == (n, m) and parameter.name not in loop.updated)
+        return any(index.base is n for index in key) or (n in key and not (is_along and len(key) == len(parameter._shape)))
+
+    is_left = any(is_odd(*key) for key in keys) or any(x.only is not (None if n in x.key else n) for x in stores)
+    if is_left or n.extent.offsets:
+        return loop
+    loop.axes.whole.add((n.extent.parameter, n.extent.axis))           # the length of rows is the text's own
+    body: list[Any] = [replace(x, key=key_of(x.key), only=None, value=made(x.value)) for x in stores]
+    return replace(loop, indices=(*indices, m), body=body)
+
+
+def updates_last(stores: list[StoreStatement], loop: Loop) -> list[StoreStatement]:
+    """Rows that are read and stored are stored last: a long row is loaded again for what else is made of it. Behind them are
+    values of rows, which one thread stores when all have read them."""
+    reads = {id(store): {x.data[0].name for x in walked([store.value]) if x.op == "load"} for store in stores}
+    found = [store for store in stores if store.parameter.name not in loop.updated]
+    left = [store for store in stores if store.parameter.name in loop.updated]
+    values = [store for store in left if len(store.parameter._shape) == len(store.key)]
+    left = [store for store in left if store not in values]
+    while left:
+        first = next((x for x in left if not any(x.parameter.name in reads[id(y)] for y in left if y is not x)), left[0])
+        left.remove(first)
+        found.append(first)
+    return found + values
+
+
 def row_program_of(loop: Loop) -> RowProgram:
     """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
     refuse_pieces(loop)
@@ -258,7 +316,7 @@ def row_program_of(loop: Loop) -> RowProgram:
                                       f"of each, [{shown(made.indices)}], and without once(...) (only .reference(...) runs "
                                       "others)", store.line)
         if rank > len(key):
-            lengths.setdefault(next((x.size for x in store.key if isinstance(x, Axis)), store.parameter.shape[-1]), store.line)
+            lengths.setdefault(stored_length(store), store.line)
         if store.lookup is not None:
             made.reads.setdefault(store.lookup.name, store.line)
     made.stores = updates_last(stores, loop)

@@ -14,13 +14,24 @@ from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, ThreadTea
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, WIDE, Callees, is_whole_load
 from gemmkit.programs.chains.elements import is_whole_number
+from gemmkit.programs.launches import ROW_RESULTS, Sizes, check_launch
 from gemmkit.programs.mapping import SHARED, Mapping, Printed
 from gemmkit.programs.places import RowRewriter, walked
-from gemmkit.programs.rounds import FOLDS, RowProgram, is_column, is_row, is_turned, is_vector, names_rows
+from gemmkit.programs.rounds import (
+    F64,
+    FOLDS,
+    RowProgram,
+    is_column,
+    is_row,
+    is_turned,
+    is_vector,
+    names_rows,
+    stored_length,
+)
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
 from gemmkit.programs.trace import CONDITIONS, StoreStatement, Value, refuse_update
-from gemmkit.programs.values import Axis, Index, unique
+from gemmkit.programs.values import Axis, Index, refused, unique
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.problems import RowsProblem, choose
@@ -393,8 +404,8 @@ class RowElement:
         return f"convert({self.steps.dtype}, {bare(text)})"
 
     def _widens(self, x: Value) -> bool:
-        """Whether what a value meets becomes what is computed in. (`math`'s functions give Python's numbers in the emulator, which do
-        not.)"""
+        """Whether what a value meets becomes what is computed in. (`math`'s functions give Python's numbers in the
+        emulator, which do not.)"""
         return self._has_name(x) or x.op in FLOAT or (x.op in ("add", "sub", "mul") and any(map(self._widens, x.args)))
 
     def is_float(self, x: Value) -> bool:
@@ -426,7 +437,8 @@ IMPORTS = [
     *(("gemmkit.kernels.rows", word) for word in WORDS),
     *(("gemmkit.kernels.rows", team) for team in ("BlockTeam", "ThreadTeam", "WarpTeam")),
     ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
-    *(("gemmkit.programs.called", word) for word in sorted({*RETURNS.values(), *WIDE.values()})), ("gemmkit.programs.collectives", "blocks"),
+    *(("gemmkit.programs.called", word) for word in sorted({*RETURNS.values(), *WIDE.values()})),
+    ("gemmkit.programs.collectives", "blocks"),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "reciprocal")),
     ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.special", "udiv"),
     *(("gemmkit.ptx.wgmma", name) for name in ("grid_launch_dependents", "grid_wait"))]
@@ -590,7 +602,7 @@ class RowPrinter:
 
     def fold(self, x: Value) -> None:
         length = length_of(x.args[0])
-        made = self.over(FOLDED[x.op], x.args[0], length, f"of_{self.name(x)}")
+        made = self.over(FOLDED[x.op], x.args[0], length, f"of_{self.name(x)}", False)
         if x.op == "rowmean":
             self.needs |= {"convert", self.steps.dtype}
             made += f" / convert({self.steps.dtype}, sizes.{self.program.lengths[length]})"
@@ -615,7 +627,7 @@ class RowPrinter:
         self.needs |= made.needs
         return made
 
-    def over(self, word: str, x: Value, length: int, called: str, is_made: bool = False, *given: str, first: str = "") -> str:
+    def over(self, word: str, x: Value, length: int, called: str, is_made: bool, *given: str, first: str = "") -> str:
         """A word of rows with a function of elements: the first row that it needs, and those beside it. ``first``: all stand
         beside this one."""
         made = self.element(x, is_made)
@@ -661,14 +673,10 @@ def length_of(x: Value) -> int:
     return next(dim.size for dim in x.dims if isinstance(dim, Axis))
 
 
-def stored_length(store: StoreStatement) -> int:
-    return next((index.size for index in store.key if isinstance(index, Axis)), store.parameter.shape[-1])
-
-
 def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int, tuple[RowTeam, RowSource, int]],
             dtypes: dict[str, np.dtype], scalars: list[str], early: bool) -> Printed:
-    """Print the kernel. ``threads``: of rows of each length. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
-    has ended."""
+    """Print the kernel. ``threads``: of rows of each length. ``dtypes``: of all arrays, by their names. ``early``: it may be
+    launched before the kernel before has ended."""
     (team, _, _), *_ = threads.values()
     rows, stacks, counted = program.rows.name, program.stacks, [index.name for index in program.sizes]
     tile = [index.name for index in program.indices]
@@ -709,8 +717,9 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
         *(f"        {line}" for line in printer.lines), "", "",
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
-    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*counted, *program.lengths.values()), tuple(tile),
-                   tuple(used), team.block, callees=callees, number=program.dtype, updated=tuple(name for name in outs if name in program.reads))
+    updated, sizes = tuple(name for name in outs if name in program.reads), (*counted, *program.lengths.values())
+    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), sizes, tuple(tile), tuple(used), team.block,
+                   callees=callees, updated=updated, number=program.dtype)
 
 
 def shown_team(team: RowTeam, dtype: str) -> str:
@@ -732,7 +741,7 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     steps = steps_of(program)
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
-    widest = max((infos[key].dtype.itemsize for key in whole), default=4)
+    widest = max([8 if program.dtype == F64 else 1, *(infos[key].dtype.itemsize for key in whole)])
     problems = {length: RowsProblem(length, widest, program.dtype, max(1, steps.at_once)) for length in program.lengths}
     chosen = {length: choose(problem, device).spec for length, problem in problems.items()}
     warps = max(team.warps for team, _, _ in chosen.values())          # a team has rows of all lengths
@@ -752,6 +761,14 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
              f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
     return printed(title, program, steps, found, used, numbers, device.starts_early)
+
+
+def check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:
+    check_launch(infos, sizes, {}, program.indices, [], {}, program.stores, results=ROW_RESULTS)
+    count, longest = math.prod(sizes[index.extent] for index in program.indices), max(program.lengths)
+    if count >= 2**31 or longest >= 2**31:
+        raise refused(ValueError, f"{count} rows of {longest} elements; less than 2**31 of each is needed",
+                      program.line)
 
 
 def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:

@@ -216,56 +216,6 @@ def in_one_round(loop: Loop, taken: Collection[str]) -> Loop:
     return replace(loop, body=[rounds, *stores])
 
 
-def by_rows(loop: Loop) -> Loop:
-    """A program of tiles of rows and columns without rounds and products, as a function of whole rows. One that reads or
-    stores in another way stays as it is."""
-    such = [x for x in loop.body if isinstance(x, Loop) or getattr(x, "op", "") in ("dot", "transpose")]
-    if such or not is_tiled(loop, 2):
-        return loop
-    *indices, m, n = loop.indices
-    whole, known = Axis(n.extent.length), dict[Value, Value]()
-
-    def key_of(key: tuple) -> tuple:
-        """Of a transpose, ``d[n, m]``, with the axis in its place."""
-        return key[:-1] if key[-1:] == (n,) else tuple(whole if index is n else index for index in key)
-
-    def made(x: Value) -> Value:
-        if x not in known:
-            dims = tuple(whole if dim is n else dim for dim in x.dims)
-            data = x.data
-            if x.op == "load":
-                data = data[0], key_of(data[1])
-            elif x.op == "coordinate" and data is n:
-                data = whole
-            known[x] = (Value("const", data=float(whole.size), line=x.line) if x.op == EXTENT and data is n else
-                        Value(x.op, tuple(map(made, x.args)), dims, data, x.name, x.line))
-        return known[x]
-
-    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
-    keys = [(x.parameter, x.key) for x in stores] + [x.data for x in walked([x.value for x in stores]) if x.op == "load"]
-    is_odd = any(index.base is n or (index is n and not (len(key) == len(parameter._shape) and (
-        key[-1] is n or (key[-2:] == (n, m) and parameter.name not in loop.updated)))) for parameter, key in keys for index in key)
-    if is_odd or n.extent.offsets or any(x.only is not (None if n in x.key else n) for x in stores):
-        return loop
-    loop.axes.whole.add((n.extent.parameter, n.extent.axis))           # the length of rows is the text's own
-    body: list[Any] = [replace(x, key=key_of(x.key), only=None, value=made(x.value)) for x in stores]
-    return replace(loop, indices=(*indices, m), body=body)
-
-
-def updates_last(stores: list[StoreStatement], loop: Loop) -> list[StoreStatement]:
-    """Rows that are read and stored are stored last: a long row is loaded again for what else is made of it. Behind them are
-    values of rows, which one thread stores when all have read them."""
-    reads = {id(store): {x.data[0].name for x in walked([store.value]) if x.op == "load"} for store in stores}
-    found = [store for store in stores if store.parameter.name not in loop.updated]
-    values = [store for store in stores if store.parameter.name in loop.updated and len(store.parameter._shape) == len(store.key)]
-    left = [store for store in stores if store.parameter.name in loop.updated and store not in values]
-    while left:
-        first = next((x for x in left if not any(x.parameter.name in reads[id(y)] for y in left if y is not x)), left[0])
-        left.remove(first)
-        found.append(first)
-    return found + values
-
-
 def chain_of(loop: Loop) -> Chain:
     """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
     loops = [held for held in loop.body if isinstance(held, Loop)]
