@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmkit.programs.called import EXTENT, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, is_whole_load
 from gemmkit.programs.chains.elements import CALLS
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.places import is_tiled, refuse_pieces, walked
@@ -493,7 +493,7 @@ class ElementText:
             self._extra(held)
             return f"{form[:-1]}_value({held.names[0]}, i)"
         if len(x.dims) == 1:
-            if x.op not in ("load", "cumsum", "transpose", "rowsum") and printer.of.uses.get(x, 0) < 2:
+            if x.op not in ("load", "cumsum", "transpose", "rowsum", "rowmax") and printer.of.uses.get(x, 0) < 2:
                 return None
             held = printer.of_keys(x, self.form) if self.form else printer.vector(x)
             self._extra(held)
@@ -513,6 +513,8 @@ class ElementText:
     def _operation(self, x: Value) -> str:
         if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
             return self._compared(x)
+        if x.op in CALLED:
+            return self._called(x)
         if x.op == "diagonal":
             size = self.printer.length // x.data
             self.extra["piece"] = f"udiv(({self.printer.group(self.part)}) * {ROWS} + own_row(), {size})"
@@ -534,6 +536,32 @@ class ElementText:
             return f"(log2({args[0]}) * {LN_2})"
         return WRITTEN[x.op].format(*args) if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
 
+    def _called(self, x: Value) -> str:
+        """A function is told places of elements that are there: it may have an array."""
+        callee = x.data
+        if callee.is_mask:
+            raise self.printer.refusal("a mask; write its condition as a function of places", x.line)
+        self.extra[callee.name], self.printer.callees[callee.name] = callee.name, callee
+        places = [callee.is_counted(n, y) for n, y in enumerate(x.args)]
+        args = [self._counted(y) if is_place else self.of(y, True) for y, is_place in zip(x.args, places)]
+        return str(callee.text(x.op, (f"convert(F32, {arg})" if callee.is_real(n) else arg for n, arg in enumerate(args))))
+
+    def _counted(self, x: Value) -> str:
+        """A whole number that is made of places."""
+        if x.op == "const":
+            return str(int(x.data))
+        if x.op != "coordinate":
+            if x.op == EXTENT:
+                raise self.printer.refusal("the length of an axis", x.line)
+            args = [self._counted(y) for y in x.args]
+            return f"({WRITTEN[x.op].format(*args)})" if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
+        dim, text = x.data, self._place(x)
+        if isinstance(dim, Index) and dim.stack:
+            return text
+        name = f"last_{'row' if dim is self.root.dims[0] else 'column'}"
+        self.extra[name] = f"{self.printer.begin_of(self.printer.of.t if self.printer.of.is_block(dim) else dim)[1]} - 1"
+        return f"min({text}, {name})"
+
     def _compared(self, x: Value) -> str:
         """Of places: what differs from element to element is a constant."""
         found = [self._place(y) for y in x.args]
@@ -551,8 +579,9 @@ class ElementText:
             return dim.text(name_of_stack)
         begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
         if len(self.root.dims) == 1:
-            self.extra["at_begin"] = begin
-            return "at_begin + lane_row(i)"
+            own = {"rows": f" + ({self.printer.group(self.part)}) * {ROWS} + own_row()", "columns": " + own_column()", "": ""}
+            self.extra["at_begin"] = begin + own[self.form]
+            return f"at_begin + {dict(rows='i * 8', columns='column_of(i)').get(self.form, 'lane_row(i)')}"
         if dim is self.root.dims[0]:
             self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
             return "row + row_of(i)"
