@@ -382,7 +382,7 @@ class RecurrencePrinter:
         given."""
         parameter, key = x.data
         dim, stacks = x.dims[0], [index for index in key if index.stack]
-        if [index for index in key if not index.stack] not in ([], [dim]) or key[len(stacks):].count(dim) != len(key[len(stacks):]):
+        if tuple(key[len(stacks):]) not in ((), (dim,)):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: its last axis has the rows, or the columns", x.line)
         at = ", ".join([*(index.text(name_of_stack) for index in stacks), "at"])
         own = list(dict.fromkeys(index.of_loop for index in stacks))
@@ -671,8 +671,8 @@ class RecurrencePrinter:
             warpgroups=self.mapping.warpgroups, registers=registers, resident=self.resident, nbytes=self.memory.nbytes,
             constants="\n".join(self.constants), fields=lines_of(1, [f"{x}: Scalar" for x in (*names, *self.numbers)]),
             takes=", ".join(["sizes", *maps, *outs, *self.read, *callees.names]), maps=", ".join(["sizes", *maps]),
-            rest=", ".join(["sizes", *outs, *self.read, *callees.names]), place="\n".join(self.place()), placed=self.placed, t=t,
-            end="end" if self.mapping.splits > 1 else f"sizes.{t}", stage=self.nbytes, loads=lines_of(3, loads),
+            rest=", ".join(["sizes", *outs, *self.read, *callees.names]), place="\n".join(self.place()), placed=self.placed,
+            t=t, end="end" if self.mapping.splits > 1 else f"sizes.{t}", stage=self.nbytes, loads=lines_of(3, loads),
             length=length, first=first,
             deep=lines_of(2, deep), rounds=lines_of(3, rounds), after=lines_of(2, after),
             finish=lines_of(1, [f"out_{name}.finish()" for name in stored] or ["pass"]),

@@ -579,9 +579,11 @@ class ElementText:
             return dim.text(name_of_stack)
         begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
         if len(self.root.dims) == 1:
-            own = {"rows": f" + ({self.printer.group(self.part)}) * {ROWS} + own_row()", "columns": " + own_column()", "": ""}
-            self.extra["at_begin"] = begin + own[self.form]
-            return f"at_begin + {dict(rows='i * 8', columns='column_of(i)').get(self.form, 'lane_row(i)')}"
+            group = self.printer.group(self.part)
+            own, place = {"rows": (f" + ({group}) * {ROWS} + own_row()", "i * 8"), "": ("", "lane_row(i)"),
+                          "columns": (" + own_column()", "column_of(i)")}[self.form]
+            self.extra["at_begin"] = begin + own
+            return f"at_begin + {place}"
         if dim is self.root.dims[0]:
             self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
             return "row + row_of(i)"
