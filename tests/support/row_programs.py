@@ -13,6 +13,7 @@ import gemmkit as gk
 from gemmkit import programs as gp
 
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+F64, I8 = np.dtype(np.float64), np.dtype(np.int8)
 
 
 @gk.program
@@ -202,7 +203,7 @@ def drawn_rows(seed: int) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
     count = int(rng.integers(1, 6))
 
     def array(*shape: int) -> np.ndarray:
-        return (rng.uniform(0.25, 1.5, shape) * rng.choice([1, -1])).astype((F16, BF16, F32)[rng.integers(3)])
+        return (rng.uniform(0.25, 1.5, shape) * rng.choice([1, -1])).astype((F16, BF16, F32, F64, I8)[rng.integers(5)])
 
     arrays = [array(count, columns), array(count, columns), array(columns), array(count)]
     outs = [np.full((count, columns), np.nan, (F16, BF16, F32)[rng.integers(3)]),
