@@ -24,7 +24,7 @@ from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
 from gemmkit.operators.algebra import maximum, minimum
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
-from gemmkit.ptx.special import SHUFFLE, barrier, block_x, lane_index, thread_index, udiv
+from gemmkit.ptx.special import SHUFFLE, barrier, block_x, lane_index, thread_index, udiv, warp_barrier
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 
 # --------------------------------------------------------------------------------------------------
@@ -81,6 +81,10 @@ class RowTeam(Component):
         """A row's mean, and the mean of squares about it."""
         raise NotImplementedError
 
+    def meet(self) -> None:
+        """All threads of the row meet."""
+        barrier()
+
 
 @dataclass(frozen=True)
 class WarpTeam(RowTeam):
@@ -98,12 +102,37 @@ class WarpTeam(RowTeam):
     def thread(self) -> int:
         return lane_index()
 
+    def meet(self) -> None:
+        warp_barrier()
+
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         return of_warp(value, combine)
 
     def moments(self, row: Row) -> tuple:
         mean = of_warp(row.spec.source.total(row), added) / row.columns
         return mean, of_warp(row.spec.source.squares(row, mean), added) / row.columns
+
+
+@dataclass(frozen=True)
+class ThreadTeam(RowTeam):
+    """A thread a row: of what has one value for each row, and no elements."""
+
+    @property
+    def threads(self) -> int:
+        return 1
+
+    @property
+    def rows(self) -> int:
+        return 4 * LANES
+
+    def row(self) -> int:
+        return block_x() * self.rows + thread_index()
+
+    def thread(self) -> int:
+        return 0
+
+    def meet(self) -> None:
+        """It has read what it stores."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +213,9 @@ def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
 # | `row_of(row, array)` | the same row of another matrix |
 # | `in_turn(count, load, merge)` | rows and values that lie in parts, merged one after the other |
 # | `along(row, array)` | an array with an element for each column, to stand beside a row |
-# | `put_into(row, array, dtype, f, beside)` | stores ``f(x, n, ...)`` into the row of any array |
+# | `put_into(row, array, dtype, f, beside)`, `put_turned` | stores ``f(x, n, ...)`` into the row, the column of any array |
+# | `named(spec, array, at, columns)` | the row ``at`` of a matrix, to stand beside another; zeros if there is none |
+# | `meet(row)` | a row's threads meet: what they have read may be stored |
 #
 # Folds, `mapped` and `put_into` take rows ``beside``: their elements in column n come along, ``f(x, n, ...)``.
 #
@@ -247,6 +278,11 @@ def put_into(row: Row, array: View, dtype: np.dtype, f: Callable, beside: tuple 
     row.spec.source.put(row, f, beside, array, dtype)
 
 
+def put_turned(row: Row, array: View, dtype: np.dtype, f: Callable, beside: tuple = ()) -> None:
+    """Store ``f(x, n, ...)`` as the column of ``array``: the row of its transpose."""
+    row.spec.source.put(row, f, beside, array, dtype, 0)
+
+
 def put_one(row: Row, array: View, value: Numeric) -> None:
     """Store a value of the row into ``array[m]``: an array of the function's that is among its ``outputs``."""
     if row.spec.team.thread() == 0:
@@ -280,6 +316,17 @@ def magnitude(x: Any, n: int) -> Any:
 
 def scale_of(top: Numeric, limit: float) -> Any:
     return maximum(top / np.float32(limit), np.float32(LEAST))
+
+
+def named(spec: Rows, array: View, at: int, columns: int) -> Row:
+    """The row of a matrix that an array names, to stand beside another; zeros where there is no such row."""
+    there = at >= 0 and at < array.shape[0]
+    return mapped(spec.load(array, at if there else 0, columns), lambda x, n: x if there else convert(spec.dtype, 0))
+
+
+def meet(row: Row) -> None:
+    """The row's threads meet: what they have read may be stored."""
+    row.spec.team.meet()
 
 
 def row_of(row: Row, array: View) -> Row:
@@ -343,6 +390,10 @@ class RowSource(Component):
         """What is kept of the row."""
         return ()
 
+    def none(self, spec: Rows, m: int, columns: int) -> Row:
+        """A row that is read nowhere, beside which others stand."""
+        raise NotImplementedError
+
     def piece(self, row: Row, p: int, j: int) -> tuple:
         """A thread's ``p``-th piece, which begins in column ``j``."""
         return ()
@@ -363,8 +414,8 @@ class RowSource(Component):
         """The row of ``f(x, n)``."""
         return row
 
-    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
-        """Store the function of a thread's own elements into ``out``."""
+    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int = 1) -> None:
+        """Store the function of a thread's own elements into ``out``, along an axis of it."""
 
     def put_scaled(self, row: Row, scales: View, limit: float, block: int) -> None:
         """Store blocks over their scales, of all threads at once: they exchange what they have."""
@@ -385,6 +436,9 @@ class RegisterRow(RowSource):
     def load(self, spec: Rows, x: View, index: int, columns: int) -> Any:
         return generate(self.pieces, load_own, spec, x, index, columns)
 
+    def none(self, spec: Rows, m: int, columns: int) -> Row:
+        return Row(m, columns, generate(self.pieces, lambda p: fill(spec.dtype, spec.vector, 0)), (), (), spec)
+
     def piece(self, row: Row, p: int, j: int) -> tuple:
         return row.held[p]
 
@@ -394,11 +448,10 @@ class RegisterRow(RowSource):
     def fold(self, row: Row, f: Callable, combine: Callable, own: Numeric, beside: tuple) -> Any:
         return registers.fold(self.pieces, fold_held, own, row, f, combine, beside)
 
-    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
+    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int = 1) -> None:
         """The columns' elements of a piece are loaded in front of the store of the piece before: the compiler takes no load
         past a store, since y might be what is loaded."""
-        registers.fold(self.pieces, put_with_next, beside_own(0, row, beside), row, f, beside, out, dtype)
-
+        registers.fold(self.pieces, put_with_next, beside_own(0, row, beside), row, f, beside, out, dtype, axis)
 
     def put_scaled(self, row: Row, scales: View, limit: float, block: int) -> None:
         registers.fold(self.pieces, put_scaled_own, 0, row, scales, limit, block)
@@ -408,6 +461,9 @@ class RegisterRow(RowSource):
 class StreamedRow(RowSource):
     """Of a row of any length: it is loaded anew each time, from the L2 where it fits there. What is kept are the functions
     that it was `mapped` by."""
+
+    def none(self, spec: Rows, m: int, columns: int) -> Row:
+        return Row(m, columns, (), (), (), spec.empty)
 
     def piece(self, row: Row, p: int, j: int) -> tuple:
         return load_mapped(row, j)
@@ -419,17 +475,16 @@ class StreamedRow(RowSource):
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            own = fold_piece(own, load_mapped(row, j), j, row, f, combine, apply(piece_of, beside, 0, j))
+            own = fold_piece(own, self.piece(row, 0, j), j, row, f, combine, apply(piece_of, beside, 0, j))
             j += step
         return own
 
-    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
+    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int = 1) -> None:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            put_piece(load_mapped(row, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype)
+            put_piece(self.piece(row, 0, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype, axis)
             j += step
-
 
     def put_scaled(self, row: Row, scales: View, limit: float, block: int) -> None:
         first, own = 0 * row.columns, row.spec.team.thread() * row.spec.vector
@@ -437,6 +492,14 @@ class StreamedRow(RowSource):
             j = first + own
             put_scaled_piece(load_mapped(row, j if j < row.columns else 0), j, row, scales, limit, block)
             first += row.spec.team.threads * row.spec.vector
+
+
+@dataclass(frozen=True)
+class EmptyRow(StreamedRow):
+    """Of a row of any length that is read nowhere."""
+
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return map_streamed(fill(row.spec.dtype, row.spec.vector, 0), row.held, j, row.spec)
 
 
 @dataclass(frozen=True)
@@ -464,6 +527,10 @@ class Rows(Component):
         return AcrossSpec(ColumnVector(), self.vector)
 
     @property
+    def empty(self) -> Rows:
+        return Rows(self.team, EmptyRow(), self.vector, self.dtype)
+
+    @property
     def butterflies_of_block(self) -> int:
         """How often lanes exchange until all of a block of 128 have the same."""
         if self.vector * LANES < BLOCK:
@@ -474,6 +541,10 @@ class Rows(Component):
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
         return Row(m, columns, self.source.load(self, x, m, columns), x, x, self)
+
+    def none(self, m: int, columns: int) -> Row:
+        """A row without an array: others stand beside it."""
+        return self.source.none(self, m, columns)
 
 
 @dataclass(frozen=True)
@@ -563,14 +634,14 @@ def fold_element(own: Numeric, n: int, values: tuple, j: int, spec: Rows, f: Cal
     return convert(spec.dtype, combine(own, given))
 
 
-def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> tuple:
+def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int) -> tuple:
     """Piece ``p`` with what stands beside it, behind the loads of what stands beside the next piece."""
     following = beside_own(p + 1, row, beside) if p + 1 < row.spec.source.pieces else now
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
-        put_piece(row.held[p], j, row, f, now, out, dtype)
+        put_piece(row.held[p], j, row, f, now, out, dtype, axis)
     elif j < row.columns:
-        put_piece(row.held[p], j, row, f, now, out, dtype)
+        put_piece(row.held[p], j, row, f, now, out, dtype, axis)
     return following
 
 
@@ -589,7 +660,7 @@ def put_scaled_piece(values: tuple, j: int, row: Any, scales: View, limit: float
         if j % block == 0:
             scales[row.m, udiv(j, block)] = scale
         inverse = 1 / scale
-        put_piece(values, j, row, lambda x, n: x * inverse, (), row.y, row.spec.result)
+        put_piece(values, j, row, lambda x, n: x * inverse, (), row.y, row.spec.result, 1)
 
 
 def with_magnitude(top: Numeric, n: int, values: tuple) -> Any:
@@ -604,10 +675,13 @@ def beside_own(p: int, row: Row, beside: tuple) -> tuple:
     return apply(piece_of, beside, p, j if j < row.columns else 0)
 
 
-def put_piece(values: tuple, j: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
+def put_piece(values: tuple, j: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int) -> None:
     made = generate(row.spec.vector,
                     lambda n: converted(row.spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), dtype))
-    store_global(out, 1, (row.m, j), (0, 0), made)
+    if axis == 1:
+        store_global(out, 1, (row.m, j), (0, 0), made)
+    else:
+        store_global(out, 0, (j, row.m), (0, 0), made)
 
 
 def piece_of(beside: Row, which: int, p: int, j: int) -> tuple:

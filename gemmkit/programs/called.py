@@ -50,7 +50,8 @@ NUMBER, TEST = "call", "test"
 #: An operation without operands: how long an index's axis is, or how far rounds along it go; ``data`` is the index.
 EXTENT = "extent"
 RETURNS = {NUMBER: "number_of", TEST: "truth_of"}              # that a text has for what they return
-F32 = np.dtype(np.float32)
+WIDE = {NUMBER: "double_of", TEST: "truth_of"}                 # of what is computed in float64
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 CALLED = frozenset({NUMBER, TEST})
 #: Operations of which places and whole constants make whole numbers.
 WHOLE = frozenset({"add", "sub", "mul", "neg", "max", "abs"})
@@ -68,6 +69,11 @@ class CalledFunction(Component):
 def number_of(called: CalledFunction, value: Any) -> Any:
     """What a called function has returned, in float32."""
     return convert(F32, number(called, "f", value, 0.0))
+
+
+def double_of(called: CalledFunction, value: object) -> Any:
+    """What a called function has returned, in float64."""
+    return convert(F64, number(called, "f", value, 0.0))
 
 
 def truth_of(called: CalledFunction, value: Any) -> Any:
@@ -127,10 +133,11 @@ class Callee:
         """Whether it must be told places of elements that are there: it may have an array, or divide by a place."""
         return not is_gemmkit(type(self.f)) or bool(arrays_of(self.component))
 
-    def text(self, op: str, args: Iterable[str], method: str = "") -> str:
-        """The expression that calls it, or a mask's ``method``, of arguments in float32 or whole."""
+    def text(self, op: str, args: Iterable[str], method: str = "", word: str = "") -> str:
+        """The expression that calls it, or a mask's ``method``, of arguments in float32 or whole; ``word``: what becomes of
+        the result."""
         method = method or self.method
-        return f"{RETURNS[op]}({self.name}, {self.name}.f{f'.{method}' if method else ''}({', '.join(args)}))"
+        return f"{word or RETURNS[op]}({self.name}, {self.name}.f{f'.{method}' if method else ''}({', '.join(args)}))"
 
     def again(self, f: Any) -> Callee:
         """The same of another call."""

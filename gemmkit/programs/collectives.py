@@ -675,6 +675,22 @@ def whole_sum(own: tuple) -> tuple:
 
 
 @dataclass(frozen=True)
+class RowValues(Component):
+    """A value of each row of a block on its way from a thread's two rows to lanes: in shared memory, from ``offset`` on."""
+
+    offset: int
+
+    def put(self, rows: tuple, group: int) -> None:
+        if lane_index() % 4 == 0:
+            row = group * ROWS + own_row()
+            store_shared(shared(F32, self.offset), row, 0, (rows[0],))
+            store_shared(shared(F32, self.offset), row, 8, (rows[1],))
+
+    def lane(self, i: int) -> Any:
+        return load_shared(shared(F32, self.offset), lane_index(), i * 32, 1)[0]
+
+
+@dataclass(frozen=True)
 class ComputedTile(PanelTile):
     """What warpgroups have computed, 64 lines each, in shared memory, where all of them take it as the transposed left
     operand of a product: in two places, which rounds take in turn. ``barrier``: the named one at which they meet."""

@@ -88,7 +88,7 @@ class Reference(Interpreter):
         return value.array.dtype == np.bool_
 
     def renamed(self, value: Dimensioned, dims: tuple) -> Dimensioned:
-        return Dimensioned(dims, value.array)
+        return Dimensioned(dims, value.array, value.whole)
 
     def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Dimensioned:
         if op == "dot":
@@ -144,7 +144,7 @@ class Reference(Interpreter):
             page = np.asarray(rows.extent.table.data[rows.line.start, places // of_page])
             at = tuple(page if x.base is rows else places % of_page if x is rows else x.start for x in key)
         at, there = _those_there(key, at)
-        found = np.asarray(parameter.data[at], np.float64)
+        found = np.array(parameter.data[at], np.float64)
         found = found[..., :dims[-1].size] if dims and isinstance(dims[-1], Axis) else found               # of a slice
         return Dimensioned(dims, np.where(there[:, None], found, 0.0) if there.size else found, whole)
 

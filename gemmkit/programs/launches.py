@@ -408,6 +408,7 @@ def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype, kernel: KernelL
 # What the arrays of a launch have to be.
 
 RESULTS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
+ROW_RESULTS = RESULTS | {np.dtype(np.float64)}         # of functions of rows
 Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
 
 
@@ -421,9 +422,10 @@ class NotByTma(ValueError):
 
 def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
                   rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
-                  kernel: KernelLimits | None = None, integers: Container[str] = ()) -> None:
-    """``integers``: results that may be int32. Raises ValueError where a kernel cannot bring an operand, a sum goes over
-    nothing, or results share memory."""
+                  kernel: KernelLimits | None = None, integers: Container[str] = (),
+                  results: Container[np.dtype] = RESULTS) -> None:
+    """``integers``: results that may be int32; ``results``: what others may be. Raises ValueError where a kernel cannot
+    bring an operand, a sum goes over nothing, or results share memory."""
     for index in rounds:
         if sizes[index.extent] == 0:
             raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
@@ -434,19 +436,20 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
             if kernel is not None and reason is not None:
                 refusal = refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
                 raise NotByTma(refusal) if kernel.uses_tma else refusal
-    results = [store.parameter.name for store in stores]
-    twice = next((name for name in results if results.count(name) > 1), None)
+    stored = [store.parameter.name for store in stores]
+    twice = next((name for name in stored if stored.count(name) > 1), None)
     if twice is not None:
         raise refused(ValueError, f"{twice} is stored twice; store each result once", stores[-1].line)
     for store in stores:
         info = infos[store.parameter.name]
         if info.readonly:
             raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
-        if info.dtype not in RESULTS and not (info.dtype == np.int32 and store.parameter.name in integers):
+        if info.dtype not in results and not (info.dtype == np.int32 and store.parameter.name in integers):
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
-                                     "float32; or int32, if it is a cell of products of integers as it is", store.line)
+                                     "float32; of a function of rows also float64; or int32, if it is a cell of products of "
+                                     "integers as it is", store.line)
     for (one, x), (other, y) in combinations(infos.items(), 2):
-        if (one in results or other in results) and shares_memory(x, y):
+        if (one in stored or other in stored) and shares_memory(x, y):
             raise shared(one, other)
 
 

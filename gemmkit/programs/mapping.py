@@ -358,6 +358,7 @@ class Printed:
     operands: tuple[str, ...] = ()
     callees: Callees = Callees()
     updated: tuple[str, ...] = ()      # results that threads read first
+    number: np.dtype = np.dtype(np.float32)            # of the scalars
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

@@ -82,13 +82,13 @@ class Rewriter:
         key = (op, args, like.dims, like.data)
         return self._made.setdefault(key, Value(op, args, like.dims, like.data, like.name, like.line))
 
-    def _of_exp(self, like: Value, x: Value) -> Value:
+    def _of_exp(self, like: Value, x: Value) -> Value | None:
         return self.build("exp2", (self.build("mul", (x, _constant(math.log2(math.e))), like),), like)
 
-    def _of_log(self, like: Value, x: Value) -> Value:
+    def _of_log(self, like: Value, x: Value) -> Value | None:
         return self.build("mul", (self.build("log2", (x,), like), _constant(math.log(2))), like)
 
-    def _of_div(self, like: Value, x: Value, y: Value) -> Value:
+    def _of_div(self, like: Value, x: Value, y: Value) -> Value | None:
         if _is_number(y) and y.data:
             return self.build("mul", (x, _constant(1 / y.data)), like)
         return self.build("mul", (x, self.build("reciprocal", (y,), y)), like)
@@ -120,11 +120,11 @@ def _is_number(x: Value) -> bool:
 # | astype(float32) | what is in float32 anyway | |
 
 class RowRewriter(Rewriter):
-    """Of rows of so many columns."""
+    """Of what is computed in a dtype: in float64 a division stays one, and functions are `math`'s."""
 
-    def __init__(self, columns: int):
+    def __init__(self, dtype: np.dtype):
         super().__init__()
-        self.columns = columns
+        self.dtype = dtype
 
     def of(self, x: Value) -> Value:
         new = super().of(x)
@@ -133,8 +133,23 @@ class RowRewriter(Rewriter):
         return new
 
     def _of_mul(self, like: Value, x: Value, y: Value) -> Value | None:
-        is_mean = x.op == "rowsum" and y.op == "const" and not y.dims and self.columns and y.data == 1 / self.columns
-        return self.build("rowmean", x.args, like) if is_mean else super()._of_mul(like, x, y)
+        return self._mean(like, x, 1 / y.data if _is_number(y) and y.data else 0) or super()._of_mul(like, x, y)
+
+    def _of_exp(self, like: Value, x: Value) -> Value | None:
+        return super()._of_exp(like, x) if self.dtype == F32 else None
+
+    def _of_log(self, like: Value, x: Value) -> Value | None:
+        return super()._of_log(like, x) if self.dtype == F32 else None
+
+    def _of_div(self, like: Value, x: Value, y: Value) -> Value | None:
+        if self.dtype == F32:
+            return super()._of_div(like, x, y)
+        return self._mean(like, x, y.data if _is_number(y) else 0)
+
+    def _mean(self, like: Value, x: Value, count: float) -> Value | None:
+        """Of a sum over ``count``, which is the number of columns."""
+        is_mean = x.op == "rowsum" and count and abs(count - x.args[0].dims[1].size) < 1e-6 * count
+        return self.build("rowmean", x.args, like) if is_mean else None
 
     def _of_rowmean(self, like: Value, x: Value) -> Value | None:
         if x.op != "mul" or x.args[0] is not x.args[1] or x.args[0].op != "sub":
@@ -154,7 +169,7 @@ class RowRewriter(Rewriter):
         return None
 
     def _of_cast(self, like: Value, x: Value) -> Value | None:
-        return x if np.dtype(like.data) == np.dtype(np.float32) else None
+        return x if np.dtype(like.data) == self.dtype else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -383,9 +398,9 @@ def refuse_forms(loop: Loop) -> None:
     if sliced:
         raise refused(ValueError, f"the first columns of {sliced[0].data[0].name}; a kernel takes them as the right operand "
                                   "of a product in tiles of whole rows (only .reference(...) runs others)", sliced[0].line)
-    if loop.looked_up and not is_tiled(loop, 2):
-        raise refused(ValueError, "rows that an array names; a kernel has them in tiles of rows and columns, "
-                                  "parallel(a.rows, b.columns) (only .reference(...) runs others)", loop.looked_up)
+    if loop.looked_up and not is_tiled(loop, 2) and (loop.loops[1:] or not is_tiled(loop, 1)):
+        raise refused(ValueError, "rows that an array names; a kernel has them in functions of rows, and in tiles of rows "
+                                  "and columns (only .reference(...) runs others)", loop.looked_up)
 
 
 def refuse_pieces(loop: Loop) -> None:

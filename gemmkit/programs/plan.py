@@ -24,7 +24,7 @@ from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, bound, launch_of
 from gemmkit.programs.called import Callees
 from gemmkit.programs.chains.algebra import begin_below, commutes, guard, keep_parts, ranges_of, rewrite, settle
-from gemmkit.programs.chains.chain import Chain, ChainPlaces, by_rows, chain_of, in_one_round, is_chained, placed
+from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, in_one_round, is_chained, placed
 from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
 from gemmkit.programs.chains.merging import (
     Shares,
@@ -86,9 +86,17 @@ from gemmkit.programs.pieces import PiecePrinter, counts_of, has_sections, secti
 from gemmkit.programs.places import Places, ordered, places_of, refuse_forms
 from gemmkit.programs.recurrences import OWN as NAMES_OF_RECURRENCES
 from gemmkit.programs.recurrences import RecurrencePrinter
-from gemmkit.programs.rounds import Recurrence, is_recurrence, recurrence_of
+from gemmkit.programs.rounds import (
+    Recurrence,
+    RowProgram,
+    by_rows,
+    has_rows_alone,
+    is_recurrence,
+    recurrence_of,
+    row_program_of,
+)
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
-from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
+from gemmkit.programs.rows import PART, check_rows
 from gemmkit.programs.rows import derived as derived_rows
 from gemmkit.programs.sums import AddedOut
 from gemmkit.programs.text import OWN_NAMES, Printer
@@ -247,8 +255,8 @@ class ProgramPlan:
 
     @cached_property
     def sizes(self) -> Any:
-        return self.module.Sizes(**{name: self.extents[name] for name in self.printed.sizes},
-                                 **{name: np.float32(self.call.numbers[name]) for name in self.printed.scalars})
+        numbers = {name: self.printed.number.type(self.call.numbers[name]) for name in self.printed.scalars}
+        return self.module.Sizes(**{name: self.extents[name] for name in self.printed.sizes}, **numbers)
 
     @cached_property
     def taken(self) -> list[Taken]:
@@ -289,7 +297,8 @@ class ProgramPlan:
             if code != "i32" or count >= 2**31:
                 return freeze(self.sizes)
         leaves: list[tuple[str, Any]] = [("i32", count) for count in counts]
-        leaves += [("f32", float(np.float32(self.call.numbers[name]))) for name in self.printed.scalars]
+        numbers = [self.printed.number.type(self.call.numbers[name]) for name in self.printed.scalars]
+        leaves += [(f"f{8 * x.itemsize}", float(x)) for x in numbers]
         return Frozen(known.kind, known.fingerprint, leaves, [], known.guards, known.captures, known.places)
 
     @property
@@ -748,9 +757,9 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     own = [index.name for index in program.indices]
     check_indices([*infos, *call.numbers, *own], own)
     for key in (*infos, *call.numbers, *(index.name for index in program.indices)):
-        if key in NAMES_OF_ROWS or key.startswith(PART):
+        if key in NAMES_OF_ROWS or key.startswith(PART) or key.replace("ROWS", "columns") in program.lengths.values():
             raise taken(key)
-    check = partial(_check_rows, program=program)
+    check = partial(check_rows, program=program)
     check(infos, loop.sizes)
     printed = derived_rows(name, program, mapping, infos, list(call.numbers), device)
     if text is not None:
@@ -771,15 +780,8 @@ class RowResizing(Resizing):
         return None
 
     def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
-        return {**{index.name: sizes[index.extent] for index in self.program.sizes}, "columns": self.program.columns}
-
-
-def _check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:
-    check_launch(infos, sizes, {}, program.indices, [], {}, program.stores)
-    count = math.prod(sizes[index.extent] for index in program.indices)
-    if count >= 2**31 or program.columns >= 2**31:
-        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed",
-                      program.line)
+        found = {index.name: sizes[index.extent] for index in self.program.sizes}
+        return found | {name: length for length, name in self.program.lengths.items()}
 
 
 def _tile_indices(places: Places) -> tuple[Index, ...]:

@@ -32,6 +32,7 @@ import numpy as np
 from gemmkit.kernels.collectives.pipeline import Pipeline, SharedMemory
 from gemmkit.kernels.sm90.store import Panels
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import Callee, Callees
 from gemmkit.programs.collectives import MEETING, PATTERN, ROWS, StagedTile, UnitLowerInverse, in_steps
 from gemmkit.programs.mapping import Mapping, OutKind, Printed
 from gemmkit.programs.rounds import LOG2_E, ElementText, Recurrence, RoundSchedule, RoundStep, listed, without_casts
@@ -51,15 +52,18 @@ IMPORTS = [
     ("gemmkit.kernels.collectives.pipeline", "Pipeline, WARPS, Warpgroups"),
     ("gemmkit.kernels.collectives.scheduler", "Slot"), ("gemmkit.kernels.sm90.store", "own_column, own_row"),
     ("gemmkit.lang.aggregates", "convert, fill"), ("gemmkit.lang.registers", "apply, each, generate"),
-    ("gemmkit.programs.collectives", "ComputedTile, F32, DirectOut, HandedProduct, Product, StagedTile, TmaOut, "
-                                     "UnitLowerInverse, WarpgroupPart, blocks, column_at, column_value, finite, row_of, "
-                                     "row_value"),
+    ("gemmkit.programs.called", "number_of, truth_of"),
+    ("gemmkit.programs.collectives", "ComputedTile, F32, DirectOut, HandedProduct, Product, RowValues, StagedTile, TmaOut, "
+                                     "UnitLowerInverse, WarpgroupPart, blocks, column_at, column_of, column_value, finite, "
+                                     "own_sum, row_max, row_of, row_value, whole_sum"),
     ("gemmkit.programs.sums", "RowScan, block_of, columns_of_lanes, cumulative, lane_row, leave_share, in_room, "
                               "rows_of_lanes, take_share, total_of"),
     ("gemmkit.ptx.arithmetic", "exp2, log2, maximum, tanh"), ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     ("gemmkit.ptx.special", "barrier, block_x, grid_x, rolled, thread_index, udiv, uniform"),
     ("gemmkit.ptx.wgmma", "grid_launch_dependents, grid_wait, named_barrier, wgmma_commit, wgmma_fence, wgmma_wait")]
 HANDED = 64                            # columns of a left operand that stays in registers, unless they are a block's rows
+#: Of a thread's two rows; and what stands behind the end of columns.
+FOLDED = dict(rowsum=("whole_sum(own_sum({}))", "0.0"), rowmax=("row_max({})", "-math.inf"))
 OPERANDS = {np.dtype(np.float16), np.dtype("bfloat16")}          # of products
 
 
@@ -90,6 +94,7 @@ class RecurrencePrinter:
         self.products: dict[str, str] = {}
         self.held: dict[Any, Any] = {}               # of values, of their forms, and of scaled values
         self.uncached: dict[Value, RoundValue] = {}      # the same of what one function takes
+        self.callees: dict[str, Callee] = {}         # functions of numbers
         self.factors = of.factors or {}
         self.taken = {*arrays, *numbers, *(x.name for x in of.indices), *OWN}
 
@@ -140,7 +145,8 @@ class RecurrencePrinter:
                                      "float16, bfloat16 or, as values, float32", x.line)
         known = (parameter.name, *map(id, key))
         if known not in self.tiles:
-            columns, name = self.columns(x), self.name(f"{parameter.name}_tile")
+            block = unique(parameter.name, [tile.removesuffix("_tile") for tile in self.loads])
+            columns, name = self.columns(x), self.name(f"{block}_tile")
             self.tiles[known], self.loads[name] = name, (parameter, key)
             self.constants.append(f"{name} = StagedTile({np.dtype(parameter.dtype).name!r}, lines={self.length}, "
                                   f"columns={columns}, offset={{{name}}}, stage_bytes={{stage}}, "
@@ -350,20 +356,16 @@ class RecurrencePrinter:
             raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block", x.line)
         name, count = self.name(x.name or x.op), self.length // LANES
         if x.op == "load":
-            parameter, key = x.data
-            if not all(index.stack for index in key[:-1]):
-                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: its last axis has the rows", x.line)
-            at = ", ".join([*(index.text(name_of_stack) for index in key[:-1]), "at"])
-            stacks = list(dict.fromkeys(index.of_loop for index in key[:-1]))
-            taken = "".join(f", {stack.name}" for stack in stacks)
-            formal, function = "".join(f", {name_of_stack(stack)}" for stack in stacks), self.name(f"load_{parameter.name}")
-            self.functions.append(f"def {function}(i, x, first, end{formal}):\n    at = first + lane_row(i)\n"
-                                  f"    return convert(F32, x[{at}]) if at < end else convert(F32, 0.0)")
-            self.reads(parameter, x)
-            t, coming = self.of.t.name, self.name(f"next_{name}")
-            self.fetched.append((coming, f"generate({count}, {function}, {parameter.name}, {{}}, sizes.{t}{taken})"))
+            coming = self.name(f"next_{name}")
+            self.fetched.append((coming, f"generate({count}, {self.loader_of(x, 'lane_row(i)', '{}')})"))
             self.begin.append(f"{name} = {coming}")
             return RoundValue((name,), None)
+        if x.op in FOLDED:
+            place = self.constant(f"{name}_place", f"RowValues({self.memory.take(4 * self.length, 16)})")
+            found, step = self.folded(x)
+            put = self.step((), [f"{place}.put({row}, {self.group(n)})" for n, row in enumerate(found)], [step], puts=place)
+            return RoundValue((name,), self.step((name,), [f"{name} = generate({count}, {place}.lane)"], [put],
+                                                 takes=(place,)))
         if x.op == "cumsum":
             if x.data != (1, False):
                 raise self.refusal("cumsum of a value of each row has neither parts= nor after=", x.line)
@@ -374,6 +376,30 @@ class RecurrencePrinter:
         self.functions.append(f"def {function}(i{listed(text.extra)}):\n    return {body}")
         lines = [f"{name} = generate({count}, {function}{listed(text.extra.values())})"]
         return RoundValue((name,), self.step((name,), lines, text.needs))
+
+    def loader_of(self, x: Value, place: str, first: str) -> str:
+        """The function that reads an element of a vector from memory, ``place`` behind the ``first``, and what it is
+        given."""
+        parameter, key = x.data
+        dim, stacks = x.dims[0], [index for index in key if index.stack]
+        if tuple(key[len(stacks):]) not in ((), (dim,)):
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: its last axis has the rows, or the columns", x.line)
+        at = ", ".join([*(index.text(name_of_stack) for index in stacks), "at"])
+        own = list(dict.fromkeys(index.of_loop for index in stacks))
+        function, formal = self.name(f"load_{parameter.name}"), listed(name_of_stack(stack) for stack in own)
+        self.functions.append(f"def {function}(i, x, first, end{formal}):\n    at = first + {place}\n"
+                              f"    return convert(F32, x[{at}]) if at < end else convert(F32, 0.0)")
+        self.reads(parameter, x)
+        return f"{function}, {parameter.name}, {first}, {self.begin_of(dim)[1]}{listed(stack.name for stack in own)}"
+
+    def folded(self, x: Value) -> tuple[list[str], RoundStep | None]:
+        """Sums along rows, or the largest elements, as a thread has them of its two rows: the text of each part."""
+        matrix, (fold, other) = x.args[0], FOLDED[x.op]
+        held, dim = self.matrix(matrix), matrix.dims[1]
+        is_whole = isinstance(dim, Axis) and dim.size == self.columns(matrix)
+        end = str(dim.size) if isinstance(dim, Axis) else "room"
+        values = [name if is_whole else f"apply(in_room, {name}, {end} - own_column(), {other})" for name in held.names]
+        return [fold.format(value) for value in values], held.step
 
     def reads(self, parameter: Parameter, x: Value) -> None:
         if np.dtype(parameter.dtype).kind != "f" and np.dtype(parameter.dtype).name != "bfloat16":
@@ -417,7 +443,17 @@ class RecurrencePrinter:
             lines = [f"{name} = {scan}.rows({group})" if form == "rows" else f"{name} = {scan}.own_columns()"
                      for name, group in zip(names, groups)]
             made = self.step(names, lines, [sums.step], takes=(place,))
-        elif x.op in ("load", "rowsum", "rowmax"):
+        elif x.op == "load":
+            begin = self.begin_of(x.dims[0])[0]
+            given = [("i * 8", f"{begin} + ({group}) * {ROWS} + own_row()") if form == "rows" else
+                     ("column_of(i)", f"{begin} + own_column()") for group in groups]
+            count = 2 if form == "rows" else in_steps(rows) // 4
+            made = self.step(names, [f"{name} = generate({count}, {self.loader_of(x, *own)})"
+                                     for name, own in zip(names, given)], [], is_late=True)
+        elif x.op in FOLDED and form == "rows" and x.args[0].op != "transpose":
+            found, step = self.folded(x)
+            made = self.step(names, [f"{name} = {row}" for name, row in zip(names, found)], [step])
+        elif x.op in FOLDED:
             raise self.refusal(f"{x!r} is a value of ({shown(x.dims)}); vectors are of each row of the block, or sums of "
                                "its columns", x.line)
         else:
@@ -628,21 +664,22 @@ class RecurrencePrinter:
                   *([f"{', '.join(x for x, _ in ends)} = {', '.join(x for _, x in ends)}"] if ends else []),
                   f"{t} = rolled({coming})"]
         registers = {(1, 1): "0, 0", (1, 2): "24, 232", (2, 1): "24, 240"}[self.mapping.warpgroups, self.resident]
+        callees = Callees.of(self.callees.values())
         deep = [*self.before, *self.begins, *begun, f"{t} = {first}"]
         made = TEXT.format(
             title=title, imports="\n".join(f"from {module} import {names}" for module, names in IMPORTS),
             warpgroups=self.mapping.warpgroups, registers=registers, resident=self.resident, nbytes=self.memory.nbytes,
             constants="\n".join(self.constants), fields=lines_of(1, [f"{x}: Scalar" for x in (*names, *self.numbers)]),
-            takes=", ".join(["sizes", *maps, *outs, *self.read]), maps=", ".join(["sizes", *maps]),
-            rest=", ".join(["sizes", *outs, *self.read]), place="\n".join(self.place()), placed=self.placed, t=t,
-            end="end" if self.mapping.splits > 1 else f"sizes.{t}", stage=self.nbytes, loads=lines_of(3, loads),
+            takes=", ".join(["sizes", *maps, *outs, *self.read, *callees.names]), maps=", ".join(["sizes", *maps]),
+            rest=", ".join(["sizes", *outs, *self.read, *callees.names]), place="\n".join(self.place()), placed=self.placed,
+            t=t, end="end" if self.mapping.splits > 1 else f"sizes.{t}", stage=self.nbytes, loads=lines_of(3, loads),
             length=length, first=first,
             deep=lines_of(2, deep), rounds=lines_of(3, rounds), after=lines_of(2, after),
             finish=lines_of(1, [f"out_{name}.finish()" for name in stored] or ["pass"]),
             functions="".join(f"\n\n{function}\n" for function in self.functions))
         blocks = tuple((name.removesuffix("_tile"), parameter.name) for name, (parameter, _) in self.loads.items())
         return Printed(made, blocks, tuple(outs), tuple(self.read), names, names[:-1], tuple(self.numbers),
-                       128 * (1 + self.mapping.warpgroups))
+                       128 * (1 + self.mapping.warpgroups), callees=callees)
 
     @property
     def placed(self) -> str:

@@ -1,27 +1,28 @@
-"""Rounds of recurrences: what they are, the steps that they take, in which order, and the text of an element.
+"""Forms of programs: functions of rows, and rounds of recurrences, the steps that they take, in which order, and the text of
+an element.
 
-`gemmkit.programs.recurrences` prints kernels of them.
+`gemmkit.programs.rows` and `gemmkit.programs.recurrences` print kernels of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.programs.called import EXTENT
+import numpy as np
+
+from gemmkit.programs.called import CALLED, EXTENT, is_whole_load
 from gemmkit.programs.chains.elements import CALLS
 from gemmkit.programs.collectives import ROWS
-from gemmkit.programs.places import refuse_pieces
+from gemmkit.programs.places import is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack
 from gemmkit.programs.trace import COMPARISONS, Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, number_text, refused, shown
+from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gemmkit.programs.recurrences import RecurrencePrinter, RoundValue
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
@@ -150,6 +151,207 @@ def without_casts(x: Value) -> Value:
     while x.op == "cast":
         x = x.args[0]
     return x
+
+
+# --------------------------------------------------------------------------------------------------
+# Functions of rows as the passes see them: what is stored, and what each value has an element for.
+
+FLOATS = "float16", "bfloat16", "float32", "float64"
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+#: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.
+FOLDS = frozenset({"rowsum", "rowmax", "rowmin", "rowmean", "variance"})
+FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n in sequential(...)",
+             transpose="a transpose, or a reduction over rows (axis=0): rows are computed as they lie",
+             carried="a cell from outside of the loop: each row begins anew",
+             after="a cell from outside of the loop: each row begins anew")
+
+
+@dataclass(eq=False)
+class RowProgram:
+    """``lengths``: those of its rows, and what a kernel calls each; ``reads``: the arrays that are read, with lines.
+    ``parts``: a loop whose cells begin as the rows of the first part, ``init``, and become ``out`` of themselves and of
+    those of each further one (`gemmkit.programs.chains.merging`)."""
+
+    stacks: tuple[Index, ...]
+    rows: Index
+    lengths: dict[int, str]
+    stores: list[StoreStatement]
+    reads: dict[str, str]
+    line: str
+    parts: Loop | None = None
+
+    @property
+    def indices(self) -> tuple[Index, ...]:
+        return *self.stacks, self.rows
+
+    @property
+    def cells(self) -> list[Carried]:
+        return [] if self.parts is None else self.parts.carried
+
+    @property
+    def sizes(self) -> tuple[Index, ...]:
+        """The indices of which a kernel is told how long they are."""
+        return (*self.indices, *(() if self.parts is None else self.parts.indices))
+
+    @property
+    def values(self) -> list[Value]:
+        return walked([*(store.value for store in self.stores), *(c.out for c in self.cells)])
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """What it is computed in: float64 if an array is of float64, if elements are of 32 bits and whole, or are rounded to
+        float64."""
+        held = [(x.data[0], not is_row(x)) for x in self.values if x.op == "load"]
+        held += [(store.parameter, False) for store in self.stores]
+        wide = [np.dtype(x.dtype) for x, is_counted in held if is_counted or np.dtype(x.dtype).kind == "f"]
+        wide += [np.dtype(x.data) for x in self.values if x.op == "cast"]
+        return F64 if any(x == F64 or (x.kind in "iu" and x.itemsize > 2) for x in wide) else F32
+
+
+def is_vector(x: Value) -> bool:
+    """Whether a value has an element for each column of each row. A constant is a number, whatever it fills."""
+    return x.op != "const" and len(x.dims) == 2
+
+
+def is_turned(key: Iterable[object]) -> bool:
+    """Whether elements are read or stored across rows, ``x[n, m]``: along the rows of a transpose."""
+    return any(isinstance(index, Axis) for index in key)
+
+
+def stored_length(store: StoreStatement) -> int:
+    return next((index.size for index in store.key if isinstance(index, Axis)), store.parameter.shape[-1])
+
+
+def names_rows(x: Value) -> bool:
+    """Whether it is rows that an array names."""
+    return x.op == "load" and any(isinstance(index, Index) and index.lookup is not None for index in x.data[1])
+
+
+def is_column(x: Value) -> bool:
+    """Whether it has one for each column, the same in every row."""
+    return x.op != "const" and len(x.dims) == 1 and isinstance(x.dims[0], Axis)
+
+
+def is_row(x: Value) -> bool:
+    """Whether it is one value of a row, or of all rows."""
+    return not is_vector(x) and not is_column(x)
+
+
+def has_rows_alone(loop: Loop) -> bool:
+    """Whether tiles go along rows, and nothing goes around in rounds."""
+    return is_tiled(loop, 1) and not any(isinstance(held, Loop) for held in loop.body)
+
+
+def by_rows(loop: Loop) -> Loop:
+    """A program of tiles of rows and columns without rounds and products, as a function of whole rows. One that reads or
+    stores in another way stays as it is."""
+    such = [x for x in loop.body if isinstance(x, Loop) or getattr(x, "op", "") in ("dot", "transpose")]
+    if such or not is_tiled(loop, 2):
+        return loop
+    *indices, m, n = loop.indices
+    whole, known = Axis(n.extent.length), dict[Value, Value]()
+
+    def key_of(key: tuple) -> tuple:
+        """Of a transpose, ``d[n, m]``, with the axis in its place."""
+        return key[:-1] if key[-1:] == (n,) else tuple(whole if index is n else index for index in key)
+
+    def made(x: Value) -> Value:
+        if x not in known:
+            dims = tuple(whole if dim is n else dim for dim in x.dims)
+            data = x.data
+            if x.op == "load":
+                data = data[0], key_of(data[1])
+            elif x.op == "coordinate" and data is n:
+                data = whole
+            known[x] = (Value("const", data=float(whole.size), line=x.line) if x.op == EXTENT and data is n else
+                        Value(x.op, tuple(map(made, x.args)), dims, data, x.name, x.line))
+        return known[x]
+
+    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
+    keys = [(x.parameter, x.key) for x in stores] + [x.data for x in walked([x.value for x in stores]) if x.op == "load"]
+
+    def is_odd(parameter: Parameter, key: tuple) -> bool:
+        is_along = key[-1:] == (n,) or (key[-2:] == (n, m) and parameter.name not in loop.updated)
+        return any(index.base is n for index in key) or (n in key and not (is_along and len(key) == len(parameter._shape)))
+
+    is_left = any(is_odd(*key) for key in keys) or any(x.only is not (None if n in x.key else n) for x in stores)
+    if is_left or n.extent.offsets:
+        return loop
+    loop.axes.whole.add((n.extent.parameter, n.extent.axis))           # the length of rows is the text's own
+    body: list[Any] = [replace(x, key=key_of(x.key), only=None, value=made(x.value)) for x in stores]
+    return replace(loop, indices=(*indices, m), body=body)
+
+
+def updates_last(stores: list[StoreStatement], loop: Loop) -> list[StoreStatement]:
+    """Rows that are read and stored are stored last: a long row is loaded again for what else is made of it. Behind them are
+    values of rows, which one thread stores when all have read them."""
+    reads = {id(store): {x.data[0].name for x in walked([store.value]) if x.op == "load"} for store in stores}
+    found = [store for store in stores if store.parameter.name not in loop.updated]
+    left = [store for store in stores if store.parameter.name in loop.updated]
+    values = [store for store in left if len(store.parameter._shape) == len(store.key)]
+    left = [store for store in left if store not in values]
+    while left:
+        first = next((x for x in left if not any(x.parameter.name in reads[id(y)] for y in left if y is not x)), left[0])
+        left.remove(first)
+        found.append(first)
+    return found + values
+
+
+def row_program_of(loop: Loop) -> RowProgram:
+    """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
+    refuse_pieces(loop)
+    *stacks, rows = loop.indices
+    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
+    parts = next((held for held in loop.body if isinstance(held, Loop)), None)
+    made = RowProgram(tuple(stacks), rows, {}, stores, {}, loop.line, parts)
+    lengths: dict[int, str] = {}
+    for x in made.values:
+        _check(x, made, lengths)
+    for store in stores:
+        name, rank = store.parameter.name, len(store.parameter.shape)
+        key = tuple(index.of_loop for index in store.key if isinstance(index, Index))
+        if store.only is not None or key != made.indices or rank - len(key) not in (0, 1) or (
+                store.lookup is not None and name in loop.updated):
+            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored; a function of rows stores rows or one value "
+                                      f"of each, [{shown(made.indices)}], and without once(...) (only .reference(...) runs "
+                                      "others)", store.line)
+        if rank > len(key):
+            lengths.setdefault(stored_length(store), store.line)
+        if store.lookup is not None:
+            made.reads.setdefault(store.lookup.name, store.line)
+    made.stores = updates_last(stores, loop)
+    made.lengths = {size: f"columns_{n}" if n > 1 else "columns" for n, size in enumerate(lengths or [1], 1)}
+    return made
+
+
+def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
+    if x.op in FORMS and not any(x in (c.inside, c.after) for c in program.cells):
+        raise refused(ValueError, FORMS[x.op], x.line)
+    if x.op == "const":
+        return
+    if x.op == "load":
+        parameter, key = x.data
+        places = [index.of_loop for index in key if isinstance(index, Index)]
+        if not {*places} <= {*program.sizes} or len({*places}) < len(places):
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
+                                      f"{shown(program.indices)}", x.line)
+        if np.dtype(parameter.dtype).name not in FLOATS and not is_whole_load(x):
+            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a function of rows reads float16, "
+                                     "bfloat16, float32, float64 and whole numbers", x.line)
+        for array in (parameter, *(index.lookup for index in key if isinstance(index, Index) and index.lookup is not None)):
+            program.reads.setdefault(array.name, x.line)
+    if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
+        raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows round to float16, bfloat16, float32 or "
+                                 "float64", x.line)
+    axes = [dim for dim in x.dims if isinstance(dim, Axis)]
+    if len(axes) > 1 or len(x.dims) - len(axes) > 1:
+        raise refused(ValueError, f"a value of ({shown(x.dims)}): a function of rows computes with whole rows, (m, all "
+                                  "columns), and with values of rows or columns", x.line)
+    for axis in axes:
+        lengths.setdefault(axis.size, x.line)
+    if x.op.startswith("row") and not isinstance(x.args[0].dims[1], Axis):
+        raise refused(ValueError, f"{x.op[3:]}(axis=1) of a value of ({shown(x.args[0].dims)}) goes over "
+                                  f"{x.args[0].dims[1]}: only rows can be reduced", x.line)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -291,7 +493,7 @@ class ElementText:
             self._extra(held)
             return f"{form[:-1]}_value({held.names[0]}, i)"
         if len(x.dims) == 1:
-            if x.op not in ("load", "cumsum", "transpose", "rowsum") and printer.of.uses.get(x, 0) < 2:
+            if x.op not in ("load", "cumsum", "transpose", "rowsum", "rowmax") and printer.of.uses.get(x, 0) < 2:
                 return None
             held = printer.of_keys(x, self.form) if self.form else printer.vector(x)
             self._extra(held)
@@ -311,6 +513,8 @@ class ElementText:
     def _operation(self, x: Value) -> str:
         if x.op in COMPARISONS and all(y.op == "coordinate" for y in x.args):
             return self._compared(x)
+        if x.op in CALLED:
+            return self._called(x)
         if x.op == "diagonal":
             size = self.printer.length // x.data
             self.extra["piece"] = f"udiv(({self.printer.group(self.part)}) * {ROWS} + own_row(), {size})"
@@ -332,6 +536,32 @@ class ElementText:
             return f"(log2({args[0]}) * {LN_2})"
         return WRITTEN[x.op].format(*args) if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
 
+    def _called(self, x: Value) -> str:
+        """A function is told places of elements that are there: it may have an array."""
+        callee = x.data
+        if callee.is_mask:
+            raise self.printer.refusal("a mask; write its condition as a function of places", x.line)
+        self.extra[callee.name], self.printer.callees[callee.name] = callee.name, callee
+        places = [callee.is_counted(n, y) for n, y in enumerate(x.args)]
+        args = [self._counted(y) if is_place else self.of(y, True) for y, is_place in zip(x.args, places)]
+        return str(callee.text(x.op, (f"convert(F32, {arg})" if callee.is_real(n) else arg for n, arg in enumerate(args))))
+
+    def _counted(self, x: Value) -> str:
+        """A whole number that is made of places."""
+        if x.op == "const":
+            return str(int(x.data))
+        if x.op != "coordinate":
+            if x.op == EXTENT:
+                raise self.printer.refusal("the length of an axis", x.line)
+            args = [self._counted(y) for y in x.args]
+            return f"({WRITTEN[x.op].format(*args)})" if x.op in WRITTEN else f"{CALLS[x.op]}({', '.join(args)})"
+        dim, text = x.data, self._place(x)
+        if isinstance(dim, Index) and dim.stack:
+            return text
+        name = f"last_{'row' if dim is self.root.dims[0] else 'column'}"
+        self.extra[name] = f"{self.printer.begin_of(self.printer.of.t if self.printer.of.is_block(dim) else dim)[1]} - 1"
+        return f"min({text}, {name})"
+
     def _compared(self, x: Value) -> str:
         """Of places: what differs from element to element is a constant."""
         found = [self._place(y) for y in x.args]
@@ -349,8 +579,11 @@ class ElementText:
             return dim.text(name_of_stack)
         begin = "0" if isinstance(dim, Axis) else of.t.name if of.is_block(dim) else dim.name
         if len(self.root.dims) == 1:
-            self.extra["at_begin"] = begin
-            return "at_begin + lane_row(i)"
+            group = self.printer.group(self.part)
+            own, place = {"rows": (f" + ({group}) * {ROWS} + own_row()", "i * 8"), "": ("", "lane_row(i)"),
+                          "columns": (" + own_column()", "column_of(i)")}[self.form]
+            self.extra["at_begin"] = begin + own
+            return f"at_begin + {place}"
         if dim is self.root.dims[0]:
             self.extra["row"] = f"{begin} + ({self.printer.group(self.part)}) * {ROWS} + own_row()"
             return "row + row_of(i)"

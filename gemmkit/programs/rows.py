@@ -10,138 +10,31 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
+from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, ThreadTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_whole_load
-from gemmkit.programs.chains.chain import updates_last
+from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, WIDE, Callees, is_whole_load
 from gemmkit.programs.chains.elements import is_whole_number
+from gemmkit.programs.launches import ROW_RESULTS, Sizes, check_launch
 from gemmkit.programs.mapping import SHARED, Mapping, Printed
-from gemmkit.programs.places import RowRewriter, is_tiled, refuse_pieces, walked
+from gemmkit.programs.places import RowRewriter, walked
+from gemmkit.programs.rounds import (
+    F64,
+    FOLDS,
+    RowProgram,
+    is_column,
+    is_row,
+    is_turned,
+    is_vector,
+    names_rows,
+    stored_length,
+)
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
-from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, refused, shown, unique
+from gemmkit.programs.trace import CONDITIONS, StoreStatement, Value, refuse_update
+from gemmkit.programs.values import Axis, Index, refused, unique
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.problems import RowsProblem, choose
-
-FLOATS = "float16", "bfloat16", "float32"
-#: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.
-FOLDS = frozenset({"rowsum", "rowmax", "rowmin", "rowmean", "variance"})
-FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n in sequential(...)",
-             transpose="a transpose, or a reduction over rows (axis=0): rows are computed as they lie",
-             carried="a cell from outside of the loop: each row begins anew",
-             after="a cell from outside of the loop: each row begins anew")
-
-
-@dataclass(eq=False)
-class RowProgram:
-    """``columns``: the length of its rows; ``reads``: the arrays that are read, with the lines where they are. ``parts``: a
-    loop whose cells begin as the rows of the first part, ``init``, and become ``out`` of themselves and of those of each
-    further one (`gemmkit.programs.chains.merging`)."""
-
-    stacks: tuple[Index, ...]
-    rows: Index
-    columns: int
-    stores: list[StoreStatement]
-    reads: dict[str, str]
-    line: str
-    parts: Loop | None = None
-
-    @property
-    def indices(self) -> tuple[Index, ...]:
-        return *self.stacks, self.rows
-
-    @property
-    def cells(self) -> list[Carried]:
-        return [] if self.parts is None else self.parts.carried
-
-    @property
-    def sizes(self) -> tuple[Index, ...]:
-        """The indices of which a kernel is told how long they are."""
-        return (*self.indices, *(() if self.parts is None else self.parts.indices))
-
-    @property
-    def values(self) -> list[Value]:
-        return walked([*(store.value for store in self.stores), *(c.out for c in self.cells)])
-
-
-def is_vector(x: Value) -> bool:
-    """Whether a value has an element for each column of each row. A constant is a number, whatever it fills."""
-    return x.op != "const" and len(x.dims) == 2
-
-
-def is_column(x: Value) -> bool:
-    """Whether it has one for each column, the same in every row."""
-    return x.op != "const" and len(x.dims) == 1 and isinstance(x.dims[0], Axis)
-
-
-def is_row(x: Value) -> bool:
-    """Whether it is one value of a row, or of all rows."""
-    return not is_vector(x) and not is_column(x)
-
-
-def has_rows_alone(loop: Loop) -> bool:
-    """Whether tiles go along rows, and nothing goes around in rounds."""
-    return is_tiled(loop, 1) and not any(isinstance(held, Loop) for held in loop.body)
-
-
-def row_program_of(loop: Loop) -> RowProgram:
-    """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
-    refuse_pieces(loop)
-    *stacks, rows = loop.indices
-    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
-    parts = next((held for held in loop.body if isinstance(held, Loop)), None)
-    made = RowProgram(tuple(stacks), rows, 0, stores, {}, loop.line, parts)
-    lengths: dict[int, str] = {}
-    for x in made.values:
-        _check(x, made, lengths)
-    for store in stores:
-        name, rank = store.parameter.name, len(store.parameter.shape)
-        if store.only is not None or tuple(store.key) != made.indices or rank - len(made.indices) not in (0, 1):
-            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored; a function of rows stores rows or one value "
-                                      f"of each, [{shown(made.indices)}], and without once(...) (only .reference(...) runs "
-                                      "others)", store.line)
-        if rank > len(made.indices):
-            lengths.setdefault(store.parameter.shape[-1], store.line)
-    made.stores = updates_last(stores, loop)
-    if len(lengths) > 1:
-        raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements; all rows of a kernel must have "
-                                  "one length (only .reference(...) runs others)", list(lengths.values())[1])
-    if not any(is_vector(x) and x.op == "load" for x in made.values):
-        raise refused(ValueError, "no sequential loop, and no row of an array is read; a kernel needs products in rounds, "
-                                  "or rows, x[m]", loop.line)
-    made.columns = next(iter(lengths))
-    return made
-
-
-def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
-    if x.op in FORMS and not any(x in (c.inside, c.after) for c in program.cells):
-        raise refused(ValueError, FORMS[x.op], x.line)
-    if x.op == "const":
-        return
-    if x.op == "load":
-        parameter, key = x.data
-        if not {index.of_loop for index in key} <= set(program.sizes) or len(set(key)) < len(key):
-            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
-                                      f"{shown(program.indices)}", x.line)
-        if np.dtype(parameter.dtype).name not in FLOATS and not (is_whole_load(x) and is_row(x)):
-            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a function of rows reads float16, "
-                                     "bfloat16 or float32, and whole numbers of which a row has one", x.line)
-        program.reads.setdefault(parameter.name, x.line)
-    if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
-        raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows compute in float32; astype may round to "
-                                 "float16 or bfloat16", x.line)
-    axes = [dim for dim in x.dims if isinstance(dim, Axis)]
-    if len(axes) > 1 or len(x.dims) - len(axes) > 1:
-        raise refused(ValueError, f"a value of ({shown(x.dims)}): a function of rows computes with whole rows, (m, all "
-                                  "columns), and with values of rows or columns", x.line)
-    for axis in axes:
-        lengths.setdefault(axis.size, x.line)
-    if x.op.startswith("row") and not isinstance(x.args[0].dims[1], Axis):
-        raise refused(ValueError, f"{x.op[3:]}(axis=1) of a value of ({shown(x.args[0].dims)}) goes over "
-                                  f"{x.args[0].dims[1]}: only rows can be reduced", x.line)
-
 
 # --------------------------------------------------------------------------------------------------
 # What a row's threads do, in order: rows are loaded, mapped and folded, and results are stored.
@@ -152,7 +45,7 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
 
 CELLS = frozenset({"carried", "after"})         # within a loop over parts, and behind it
 HELD = CELLS | {"load"}
-COSTLY = frozenset({"exp2", "log2", "tanh", "erf", "pow", "sqrt", "reciprocal", NUMBER})
+COSTLY = frozenset({"exp", "log", "exp2", "log2", "tanh", "erf", "pow", "sqrt", "reciprocal", NUMBER})
 NEVER = CONDITIONS | HELD                       # an array's row is one anyway, and a condition is no number
 
 
@@ -195,12 +88,18 @@ class RowSteps:
     """``rows``: the values that are rows in the text; ``named``: those of a row that have a name; ``at_once``: how many rows
     threads hold at the same time; ``results``: what the steps are for; ``parts``: what comes before them."""
 
+    program: RowProgram
     order: list[RowStep]
     rows: set[Value]
     named: set[Value]
     at_once: int
     results: list[Value]
     parts: RowSteps | None = None
+
+    @property
+    def dtype(self) -> str:
+        """Of what is computed, as the text calls it."""
+        return DTYPES[self.program.dtype.name]
 
     @property
     def all(self) -> list[RowSteps]:
@@ -212,27 +111,32 @@ class RowSteps:
 
 
 def steps_of(program: RowProgram) -> RowSteps:
-    rewriter = RowRewriter(program.columns)
-    made = _steps([rewriter.of(store.value) for store in program.stores], program.stores)
+    rewriter = RowRewriter(program.dtype)
+    made = _steps(program, [rewriter.of(store.value) for store in program.stores], program.stores)
     if program.parts is None:
         return made
-    parts = _steps([rewriter.of(c.out) for c in program.cells], [])
+    parts = _steps(program, [rewriter.of(c.out) for c in program.cells], [])
     count = sum(x.op == "load" for x in parts.rows)
     return replace(made, parts=parts, at_once=max(made.at_once, FEW * count))
 
 
-def _steps(roots: list[Value], stores: list[StoreStatement]) -> RowSteps:
+def _steps(program: RowProgram, roots: list[Value], stores: list[StoreStatement]) -> RowSteps:
     """``roots``: what is stored; without ``stores`` they are held."""
     values = walked(roots)
     spread = {x.args[0] for x in values if x.op == "variance"}
     forced = {x for x in (*spread, *(() if stores else roots)) if is_vector(x) and x.op not in HELD}
-    rows = {x for x in values if x.op in HELD and is_vector(x)} | _mapped(values, roots, forced)
+    loads = [x for x in values if x.op == "load" and is_vector(x) and not is_turned(x.data[1])]
+    rows = {*loads, *(x for x in values if x.op in CELLS and is_vector(x))} | _mapped(values, roots, forced)
     builder = Builder(rows, _named(values, roots), spread)
-    builder.order += [Load(x) for x in values if x.op == "load" and is_vector(x)]
+    builder.order += map(Load, sorted(loads, key=names_rows))
+    stored = {store.parameter.name for store in stores}
+    for x in values:                                   # before a thread stores it
+        if x.op == "load" and is_row(x) and x.data[0].name in stored:
+            builder.need(x)
     for n, root in enumerate(roots):
         builder.need(root)
         builder.order += [RowStore(root, store) for store in stores[n:n + 1]]
-    return RowSteps(builder.order, rows, builder.named, _at_once(builder), roots)
+    return RowSteps(program, builder.order, rows, builder.named, _at_once(builder), roots)
 
 
 def _within(root: Value, known: set[Value]) -> Iterator[Value]:
@@ -347,10 +251,10 @@ def _at_once(builder: Builder) -> int:
 # --------------------------------------------------------------------------------------------------
 # Elements of rows as text: a function of one element, with those of other rows and of arrays by columns that it meets.
 
-DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "int64": "I64"}
 #: Functions as the text calls them, and what it imports for that.
-CALLS = {**OF_ELEMENTS, "min": "min"}
-FLOAT32 = frozenset({"exp2", "log2", "reciprocal", "cast", "scalar", NUMBER, *FOLDS})
+CALLS = {**OF_ELEMENTS, "min": "min", "exp": "math.exp", "log": "math.log"}
+FLOAT = frozenset({"exp2", "log2", "reciprocal", "cast", "scalar", NUMBER, *FOLDS})
 COLUMN = "column"                      # what an element's place in its row is called
 PART = "part_"                         # what is needed more than once in a function has such a name, which nothing else has
 
@@ -387,14 +291,14 @@ class RowElement:
         if x.op == "const":
             return str(int(x.data)) if whole else self._number(x.data)
         if x.op == "coordinate" and isinstance(x.data, Axis):
-            return f"min({COLUMN}, {self._outside('sizes')}.columns - 1)" if self._stays_inside else COLUMN
+            return self._column(x.data, self._stays_inside)
         if x.op == EXTENT:
             return f"{self._outside('sizes')}.{x.data.name}"
         if x.op == "coordinate":
             return str(x.data.text(lambda index: self._outside(index.name)))
         if self._has_name(x):
             return self._beside(x) if is_vector(x) else self._outside(self.name(x))
-        if x.op == "load":
+        if x.op == "load" and not is_turned(x.data[1]):
             return self._beside(x)
         if x in self._known and not self._stays_inside:
             return self._known[x]                      # it has a line of its own
@@ -404,6 +308,11 @@ class RowElement:
             self.lines.append(f"{name} = {bare(text)}")
             self._known[x] = text = name
         return text
+
+    def _column(self, axis: Axis, stays_inside: bool) -> str:
+        """``stays_inside``: a row's pieces may reach beyond its end, and there it is the last place."""
+        length = self.steps.program.lengths[axis.size]
+        return f"min({COLUMN}, {self._outside('sizes')}.{length} - 1)" if stays_inside else COLUMN
 
     def _number(self, number: float) -> str:
         if math.isfinite(number):
@@ -424,6 +333,10 @@ class RowElement:
     def _operation(self, x: Value) -> str:
         if x.op in CALLED:
             return self._called(x)
+        if x.op == "load":                             # across rows
+            axis, m = x.data[1][-2:]
+            at = f"{self._column(axis, self.is_made)}, {self._outside(m.name)}"
+            return self._converted(f"{self._outside(self.name(x))}[{at}]")
         if x.op == "where":
             condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
             if x.args[1].op != "where":                # within another's first choice it keeps its brackets
@@ -436,7 +349,7 @@ class RowElement:
             kind = DTYPES[np.dtype(x.data).name]
             self.needs.add(kind)
             return self._converted(f"convert({kind}, {bare(self._float(x.args[0]))})")
-        whole = is_whole_number(x) and all(is_whole_number(y) or is_whole_load(y) or (
+        whole = is_whole_number(x) and all(is_whole_number(y) or is_label(y) or (
             y.op == "const" and float(y.data).is_integer()) for y in x.args)
         if x.op == "sub" and not whole and "mul" in (x.args[0].op, x.args[1].op):
             one, other = (self.of(y) if self.is_float(y) else self._converted(self.of(y)) for y in x.args)
@@ -459,16 +372,19 @@ class RowElement:
         return f"{CALLS[x.op]}({', '.join(map(bare, args))})"
 
     def _called(self, x: Value) -> str:
-        """A row's pieces may reach beyond its end, where a function is told the last place: it may have an array."""
+        """A function is told places of elements that are there: it may have an array."""
         self._outside(x.data.name)
-        self.needs.add(RETURNS[x.op])
-        args = []
+        word, args = RETURNS[x.op] if self.steps.dtype == "F32" else WIDE[x.op], []
+        self.needs.add(word)
         for n, y in enumerate(x.args):
             self._stays_inside = x.data.is_counted(n, y)
-            text = self.of(y, True) if self._stays_inside else self._float(y)
+            text = self.of(y, True) if self._stays_inside or is_label(y) else self._float(y)
+            if is_whole_load(y):
+                self.needs |= {"convert", "I64"}
+                text = f"convert(I64, {bare(text)})"
             args.append(bare(self._converted(text) if x.data.is_real(n) else text))
             self._stays_inside = False
-        return str(x.data.text(x.op, args))
+        return str(x.data.text(x.op, args, word=word))
 
     def _binds(self, x: Value) -> int:
         """How closely a value's text binds where its brackets may go: 2 a product, 1 a sum, 0 anything else."""
@@ -478,43 +394,51 @@ class RowElement:
     def _float(self, x: Value, beside: Value | None = None) -> str:
         """In float32: an array's element by columns is of its own dtype, unless what it meets is in float32."""
         text = self.of(x)
-        if x.op == "const" or self.is_float(x) or (is_narrow(x) and beside is not None and self._widens(beside)):
+        if x.op == "const" or self.is_float(x) or (self._is_narrow(x) and not is_whole_load(x) and beside is not None
+                                                   and self._widens(beside)):
             return text
         return self._converted(text)
 
     def _converted(self, text: str) -> str:
-        self.needs |= {"convert", "F32"}
-        return f"convert(F32, {bare(text)})"
+        self.needs |= {"convert", self.steps.dtype}
+        return f"convert({self.steps.dtype}, {bare(text)})"
 
     def _widens(self, x: Value) -> bool:
-        """Whether what a value meets becomes float32. (`math`'s functions give Python's numbers in the emulator, which do
-        not.)"""
-        return self._has_name(x) or x.op in FLOAT32 or (x.op in ("add", "sub", "mul") and any(map(self._widens, x.args)))
+        """Whether what a value meets becomes what is computed in. (`math`'s functions give Python's numbers in the
+        emulator, which do not.)"""
+        return self._has_name(x) or x.op in FLOAT or (x.op in ("add", "sub", "mul") and any(map(self._widens, x.args)))
 
     def is_float(self, x: Value) -> bool:
-        """Whether a value's text is in float32: not a constant, which is as wide as what it meets."""
-        if not is_whole_load(x) and (self._has_name(x) or x.op in FLOAT32):
-            return True
+        """Whether a value's text is in what is computed in: not a constant, which is as wide as what it meets."""
+        if not is_label(x) and (self._has_name(x) or x.op in FLOAT):
+            return not self._is_narrow(x)
         if x.op in ("const", "coordinate", "load") or is_whole_number(x):
-            return x.op == "load" and not is_narrow(x) and not is_whole_load(x)
-        return any(self.is_float(y) or is_narrow(y) or is_whole_number(y) for y in x.args) or x.op == "where"
+            return x.op == "load" and not self._is_narrow(x) and not is_label(x)
+        return any(self.is_float(y) or self._is_narrow(y) or is_whole_number(y) for y in x.args) or x.op == "where"
+
+    def _is_narrow(self, x: Value) -> bool:
+        """Whether an element by columns is of another dtype than what is computed in."""
+        return x.op == "load" and is_column(x) and np.dtype(x.data[0].dtype) != self.steps.program.dtype
 
 
-def is_narrow(x: Value) -> bool:
-    return x.op == "load" and is_column(x) and np.dtype(x.data[0].dtype).name != "float32"
+def is_label(x: Value) -> bool:
+    """Whether it is a whole number of which a row has one. (Rows of them are computed with.)"""
+    return is_whole_load(x) and is_row(x)
 
 
 # --------------------------------------------------------------------------------------------------
 # A function of rows as text: a kernel in gemmkit's dialect, in the words of `gemmkit.kernels.rows`.
 
-WORDS = ("along", "in_turn", "largest", "mapped", "moments", "put_into", "put_one", "row_of", "smallest", "total")
+WORDS = ("along", "in_turn", "largest", "mapped", "meet", "moments", "named", "put_into", "put_one", "put_turned", "row_of",
+         "smallest", "total")
 IMPORTS = [
     ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "RegisterRow"),
     ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "StreamedRow"),
     *(("gemmkit.kernels.rows", word) for word in WORDS),
-    ("gemmkit.kernels.rows", "BlockTeam"), ("gemmkit.kernels.rows", "WarpTeam"),
+    *(("gemmkit.kernels.rows", team) for team in ("BlockTeam", "ThreadTeam", "WarpTeam")),
     ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
-    *(("gemmkit.programs.called", word) for word in RETURNS.values()), ("gemmkit.programs.collectives", "blocks"),
+    *(("gemmkit.programs.called", word) for word in sorted({*RETURNS.values(), *WIDE.values()})),
+    ("gemmkit.programs.collectives", "blocks"),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "reciprocal")),
     ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.special", "udiv"),
     *(("gemmkit.ptx.wgmma", name) for name in ("grid_launch_dependents", "grid_wait"))]
@@ -539,7 +463,8 @@ class RowPrinter:
     functions: list[str] = field(default_factory=list)
     names: dict[Value, str] = field(default_factory=dict)
     elements: dict[Value, str] = field(default_factory=dict)
-    first: str = ""
+    firsts: dict[int, str] = field(default_factory=dict)           # by the lengths of rows, one that says where elements are
+    loaded: set[str] = field(default_factory=set)                  # those of them that are of arrays
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -549,12 +474,16 @@ class RowPrinter:
         return name
 
     def name(self, x: Value) -> str:
-        """What a value of the row is called, or an element of a row or of an array by columns."""
-        if not is_row(x):
+        """What a value of the row is called, an element of a row or of an array by columns, a matrix that is read across."""
+        is_across = x.op == "load" and is_turned(x.data[1])
+        if not is_row(x) and not is_across:
             self.row(x)
             return self.elements[x]
         if x not in self.names:
-            if x.op == "scalar":
+            if is_across:
+                self.names[x] = self.unique(f"{x.data[0].name}_across")
+                self.lines.append(f"{self.names[x]} = {self.array(x)}")
+            elif x.op == "scalar":
                 self.names[x] = str(x.data)            # an argument's name, which is its own
             else:
                 # (A reciprocal with its argument's name is the rewriter's, not the user's.)
@@ -574,13 +503,26 @@ class RowPrinter:
             self.elements[x] = self.unique(x.name or "value")
         self.names[x] = self.unique(f"{self.elements[x]}_row")
         if x.op == "load" and not is_vector(x):
-            self.lines.append(f"{self.names[x]} = {self.call('along', self.first, self.array(x))}")
+            self.lines.append(f"{self.names[x]} = {self.call('along', self.first(length_of(x)), self.array(x))}")
         return self.names[x]
+
+    def spec(self, length: int) -> str:
+        return f"ROWS{self.program.lengths[length].removeprefix('columns')}"
+
+    def where(self, length: int, row: str = "") -> str:
+        """Of a row that is loaded, or made of others."""
+        return f"{row or self.program.rows.name}, sizes.{self.program.lengths[length]}"
+
+    def first(self, length: int) -> str:
+        if length not in self.firsts:
+            self.firsts[length] = self.unique("empty_row")
+            self.lines.append(f"{self.firsts[length]} = {self.spec(length)}.none({self.where(length)})")
+        return self.firsts[length]
 
     def array(self, x: Value) -> str:
         """An array without its stacks."""
         parameter, key = x.data
-        return self.matrix_of(parameter.name, [index for index in key if index.stack])
+        return self.matrix_of(parameter.name, [index for index in key if isinstance(index, Index) and index.stack])
 
     def matrix_of(self, name: str, stacks: Sequence[Index]) -> str:
         return self.call("matrix_of", name, f"({listed(stack.text() for stack in stacks[::-1])})") if stacks else name
@@ -604,7 +546,8 @@ class RowPrinter:
         loaded = listed(self.held(c.init) for c in cells)
         self.function(f"{load}({n}, {given})", self.lines, loaded)
         self.lines = [f"{listed(names)} = {one}", f"{loaded} = {other}"]
-        self.first = next((name for c, name in zip(cells, names) if is_vector(c.after)), "")
+        self.firsts = {length_of(c.after): name for c, name in reversed([*zip(cells, names)]) if is_vector(c.after)}
+        self.loaded = {*self.firsts.values()}
         for step in parts.order:
             if step.value.op != "load":
                 self.step(step)
@@ -628,10 +571,17 @@ class RowPrinter:
     def step(self, step: RowStep) -> None:
         x = step.value
         if isinstance(step, Load):
-            name = self.row(x)
-            made = (self.call("row_of", self.first, self.array(x)) if self.first else
-                    f"ROWS.load({self.array(x)}, {self.program.rows.name}, sizes.columns)")
-            self.first = self.first or name
+            name, length = self.row(x), length_of(x)
+            if names_rows(x):
+                index = x.data[1][-1]
+                at = self.where(length, f"{index.lookup.name}[{index.base.text()}]")
+                made = self.call("named", self.spec(length), self.array(x), at)
+            elif self.firsts.get(length) in self.loaded:
+                made = self.call("row_of", self.firsts[length], self.array(x))
+            else:
+                made = f"{self.spec(length)}.load({self.array(x)}, {self.where(length)})"
+                self.firsts[length] = name
+                self.loaded.add(name)
             self.lines.append(f"{name} = {made}")
         elif isinstance(step, Moments):
             pair = [self.moment(op, x) for op in ("rowmean", "variance")]
@@ -639,7 +589,7 @@ class RowPrinter:
         elif isinstance(step, RowFold):
             self.fold(x)
         elif isinstance(step, RowMap):
-            made = self.over("mapped", x, "", True)
+            made = self.over("mapped", x, length_of(x), "", True)
             self.lines.append(f"{self.row(x)} = {made}")
         elif isinstance(step, NamedValue):
             self.lines += self.named(x)
@@ -651,10 +601,11 @@ class RowPrinter:
         return self.name(found[0]) if found else self.unique(NAMED[op])
 
     def fold(self, x: Value) -> None:
-        made = self.over(FOLDED[x.op], x.args[0], f"of_{self.name(x)}")
+        length = length_of(x.args[0])
+        made = self.over(FOLDED[x.op], x.args[0], length, f"of_{self.name(x)}", False)
         if x.op == "rowmean":
-            self.needs |= {"convert", "F32"}
-            made += " / convert(F32, sizes.columns)"
+            self.needs |= {"convert", self.steps.dtype}
+            made += f" / convert({self.steps.dtype}, sizes.{self.program.lengths[length]})"
         self.lines.append(f"{self.name(x)} = {made}")
 
     def named(self, x: Value) -> list[str]:
@@ -662,13 +613,13 @@ class RowPrinter:
             return [f"{self.name(x)} = sizes.{x.data}"]
         if x.op == "load":
             found = f"{x.data[0].name}[{', '.join(index.text() for index in x.data[1])}]"
-            self.needs |= set() if is_whole_load(x) else {"convert", "F32"}
-            return [f"{self.name(x)} = {found if is_whole_load(x) else f'convert(F32, {found})'}"]
+            self.needs |= set() if is_whole_load(x) else {"convert", self.steps.dtype}
+            return [f"{self.name(x)} = {found if is_whole_load(x) else f'convert({self.steps.dtype}, {found})'}"]
         made = self.element(x, True)
         text = made.text
         if x.op not in CONDITIONS and not made.is_float(x):
-            self.needs |= {"convert", "F32"}
-            text = f"convert(F32, {text})"
+            self.needs |= {"convert", self.steps.dtype}
+            text = f"convert({self.steps.dtype}, {text})"
         return [*made.lines, f"{self.name(x)} = {text}"]
 
     def element(self, x: Value, is_made: bool) -> RowElement:
@@ -676,12 +627,13 @@ class RowPrinter:
         self.needs |= made.needs
         return made
 
-    def over(self, word: str, x: Value, called: str, is_made: bool = False, *given: str) -> str:
-        """A word of rows with a function of elements: the first row that it needs, and those beside it."""
+    def over(self, word: str, x: Value, length: int, called: str, is_made: bool, *given: str, first: str = "") -> str:
+        """A word of rows with a function of elements: the first row that it needs, and those beside it. ``first``: all stand
+        beside this one."""
         made = self.element(x, is_made)
-        rows = sorted(made.rows, key=lambda row: not is_vector(row))
-        if not rows or not is_vector(rows[0]):         # the first row says where the elements are
-            main, beside, names = self.first, rows, ["_"]
+        rows = sorted(made.rows, key=lambda row: not is_vector(row) or names_rows(row))
+        if first or not rows or not is_vector(rows[0]) or names_rows(rows[0]):         # it says where the elements are
+            main, beside, names = first or self.first(length), rows, ["_"]
         else:
             main, beside, names = self.row(rows[0]), rows[1:], [self.name(rows[0])]
         parameters = ", ".join([*names, COLUMN, *map(self.name, beside)])
@@ -700,19 +652,32 @@ class RowPrinter:
         out = self.matrix_of(parameter.name, self.program.stacks)
         self.needs.add(DTYPES[kind])
         if len(parameter.shape) > len(self.program.indices):
-            self.lines.append(self.over("put_into", x, f"element_of_{parameter.name}", False, out, DTYPES[kind]))
+            length, word = stored_length(step.store), "put_turned" if is_turned(step.store.key) else "put_into"
+            given = length, f"element_of_{parameter.name}", False, out, DTYPES[kind]
+            if step.store.lookup is None:
+                self.lines.append(self.over(word, x, *given))
+                return
+            at = f"{step.store.lookup.name}[{self.program.rows.name}]"
+            stored = self.over(word, x, *given, first=f"{self.spec(length)}.none({self.where(length, at)})")
+            self.lines += [f"if {at} >= 0 and {at} < {out}.shape[0]:", f"    {stored}"]
             return
-        made = self.element(x, False)
+        made, first = self.element(x, False), self.first(next(iter(self.program.lengths)))
         self.needs.add("convert")
         value = f"convert({DTYPES[kind]}, {bare(made.text)})"
-        self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
+        met = [self.call("meet", first)] if parameter.name in self.program.reads else []
+        self.lines += [*made.lines, *met, self.call("put_one", first, out, value)]
 
 
-def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[RowTeam, RowSource, int],
+def length_of(x: Value) -> int:
+    """Of a row, or of an array by columns."""
+    return next(dim.size for dim in x.dims if isinstance(dim, Axis))
+
+
+def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int, tuple[RowTeam, RowSource, int]],
             dtypes: dict[str, np.dtype], scalars: list[str], early: bool) -> Printed:
-    """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
-    has ended."""
-    team, source, vector = threads
+    """Print the kernel. ``threads``: of rows of each length. ``dtypes``: of all arrays, by their names. ``early``: it may be
+    launched before the kernel before has ended."""
+    (team, _, _), *_ = threads.values()
     rows, stacks, counted = program.rows.name, program.stacks, [index.name for index in program.sizes]
     tile = [index.name for index in program.indices]
     printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted})
@@ -723,8 +688,8 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
     for step in steps.order:
         printer.step(step)
     begin = EARLY if early else ()
-    printer.needs |= {"F32", *(line.removesuffix("()") for line in begin), type(team).__name__, type(source).__name__,
-                      *(["udiv"] if stacks else [])}
+    printer.needs |= {steps.dtype, *(line.removesuffix("()") for line in begin), type(team).__name__,
+                      *(type(source).__name__ for _, source, _ in threads.values()), *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads and name not in outs]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for made in steps.all for x in made.named)]
@@ -743,20 +708,23 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
         "import numpy as np", "",
         *(f"from {module} import {', '.join(words)}" for module, words in imports.items()), "",
         *(f'{short} = np.dtype("{kind}")' for kind, short in DTYPES.items() if short in printer.needs),
-        f"ROWS = Rows({shown_team(team)}, {shown_source(source)}, vector={vector}, dtype=F32)",
+        *(f"{printer.spec(length)} = Rows({shown_team(team, steps.dtype)}, {shown_source(source)}, vector={vector}, "
+          f"dtype={steps.dtype})" for length, (_, source, vector) in threads.items()),
         f"SHARED_BYTES = {team.shared_bytes}", "", "",
         "@dataclass(frozen=True)", "class Sizes(Component):",
-        *(f"    {name}: Scalar" for name in (*counted, "columns", *used)), "", "",
+        *(f"    {name}: Scalar" for name in (*counted, *program.lengths.values(), *used)), "", "",
         f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):", *(f"    {line}" for line in (*begin, *at)),
         *(f"        {line}" for line in printer.lines), "", "",
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
-    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*counted, "columns"), tuple(tile), tuple(used),
-                   team.block, callees=callees, updated=tuple(name for name in outs if name in program.reads))
+    updated, sizes = tuple(name for name in outs if name in program.reads), (*counted, *program.lengths.values())
+    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), sizes, tuple(tile), tuple(used), team.block,
+                   callees=callees, updated=updated, number=program.dtype)
 
 
-def shown_team(team: RowTeam) -> str:
-    return f"WarpTeam(1, F32, {team.rows})" if isinstance(team, WarpTeam) else f"BlockTeam({team.warps}, F32)"
+def shown_team(team: RowTeam, dtype: str) -> str:
+    more = f", {team.rows}" if isinstance(team, WarpTeam) else ""
+    return f"{type(team).__name__}({team.warps}, {dtype}{more})"
 
 
 def shown_source(x: RowSource) -> str:
@@ -766,9 +734,6 @@ def shown_source(x: RowSource) -> str:
 # --------------------------------------------------------------------------------------------------
 # All passes of a program of rows: from its trace to its text.
 
-F32 = np.dtype(np.float32)
-
-
 def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str],
             device: DeviceInfo) -> Printed:
     """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products."""
@@ -776,15 +741,34 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     steps = steps_of(program)
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
-    widest = max(infos[key].dtype.itemsize for key in whole)
-    found = choose(RowsProblem(program.columns, widest, F32, steps.at_once), device).spec
-    team, source, _ = found
-    _check_places(mapping, steps, isinstance(source, RegisterRow))
-    threads = "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
+    widest = max([8 if program.dtype == F64 else 1, *(infos[key].dtype.itemsize for key in whole)])
+    problems = {length: RowsProblem(length, widest, program.dtype, max(1, steps.at_once)) for length in program.lengths}
+    chosen = {length: choose(problem, device).spec for length, problem in problems.items()}
+    warps = max(team.warps for team, _, _ in chosen.values())          # a team has rows of all lengths
+    found = {length: problem.specialise((warps, isinstance(chosen[length][1], RegisterRow)), device).spec
+             for length, problem in problems.items()}
+    if program.lengths == {1: "columns"} and not whole:
+        found = {1: (ThreadTeam(1, program.dtype), RegisterRow(1, 1), 1)}
+    team, is_held = next(iter(found.values()))[0], all(isinstance(source, RegisterRow) for _, source, _ in found.values())
+    _check_places(mapping, steps, is_held)
+    for n, store in enumerate(program.stores if not is_held else ()):
+        is_row_of = len(store.parameter.shape) > len(program.indices) and 0 not in store.parameter.shape
+        if store.parameter.name in program.reads and is_row_of and any(
+                x.op == "load" and x.data[0] is store.parameter for x in walked([y.value for y in program.stores[n + 1:]])):
+            raise refuse_update(store)
+    threads = "a thread" if team.threads == 1 else "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
     title = (f"{name}: {threads} a row; rows are "
-             f"{'held in registers' if isinstance(source, RegisterRow) else 'loaded anew for each fold and store'}.")
+             f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
     return printed(title, program, steps, found, used, numbers, device.starts_early)
+
+
+def check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:
+    check_launch(infos, sizes, {}, program.indices, [], {}, program.stores, results=ROW_RESULTS)
+    count, longest = math.prod(sizes[index.extent] for index in program.indices), max(program.lengths)
+    if count >= 2**31 or longest >= 2**31:
+        raise refused(ValueError, f"{count} rows of {longest} elements; less than 2**31 of each is needed",
+                      program.line)
 
 
 def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:

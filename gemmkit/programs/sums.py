@@ -387,9 +387,9 @@ def there(x: Numeric, i: int, room: int) -> Any:
     return x if lane_row(i) < room else 0.0
 
 
-def in_room(x: Numeric, i: int, room: int) -> Any:
-    """Of a matrix, counted from a thread's first column: zeros behind the end."""
-    return x if column_at(i) < room else 0.0
+def in_room(x: Numeric, i: int, room: int, other: float = 0.0) -> Any:
+    """Of a matrix, counted from a thread's first column: zeros, or ``other``, behind the end."""
+    return x if column_at(i) < room else other
 
 
 def total_of(lanes: tuple, room: int) -> Any:

@@ -434,7 +434,7 @@ class StoreStatement:
     @property
     def lookup(self) -> Parameter | None:
         """The array that says which rows of the result these are."""
-        return next((index.lookup for index in self.key if index.lookup is not None), None)
+        return next((index.lookup for index in self.key if getattr(index, "lookup", None) is not None), None)
 
     @property
     def read(self) -> Value | None:

@@ -272,6 +272,118 @@ def test_references(block: int, rng: np.random.Generator) -> None:
     np.testing.assert_allclose((np.tril(first @ first.T, -1) + np.eye(block)) @ found[0, :block], first, atol=1e-6)
 
 
+# -- sums along rows, values of columns, functions of numbers ---------------------------------------------------------------------
+
+@gk.program
+def normalised(q: Any, k: Any, v: Any, b: Any, c: Any, o: Any) -> None:
+    """Queries and keys of one size, a factor and a bias of each column, decays by places and by columns."""
+    for h, n in gp.parallel(q.count, v.columns):
+        state = gp.zeros(k.columns, n)
+        for t in gp.sequential(q.rows):
+            keys = (k[h, t] * gp.rsqrt((k[h, t] * k[h, t]).sum(axis=1) + 1e-3)).astype(q.dtype)
+            queries = (q[h, t] * gp.rsqrt((q[h, t] * q[h, t]).mean(axis=1) + 1e-3)).astype(q.dtype)
+            scores = gp.where(lambda i, j: j <= i, queries @ keys.T, 0.0)
+            o[h, t, n] = queries @ state.astype(q.dtype) * c[n] + scores.astype(v.dtype) @ v[h, t, n] + b[h, n]
+            state[:] = state * gp.exp(-abs(c[n]) - 0.01 * gp.place(n)) + keys.T @ v[h, t, n]
+
+
+@gk.program
+def weighted(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+    """A softmax within blocks; largest elements of two blocks of one array, as values of lanes."""
+    for h, n in gp.parallel(q.count, v.columns):
+        for t in gp.sequential(q.rows):
+            s = q[h, t] @ k[h, t].T
+            p = gp.exp(s - s.max(axis=1))
+            low = gp.exp(q[h, t]).min(axis=1) + v[h, t].max(axis=1)
+            c = gp.cumsum(low * g[h, t])
+            kept = gp.where(lambda i, j: j <= i, s * (c - c.T), 0.0) + p / p.sum(axis=1)
+            o[h, t, n] = kept.astype(v.dtype) @ v[h, t, n] * low.sum(axis=0)
+
+
+@gk.program
+def states(q: Any, k: Any, gamma: Any, a: Any, o: Any, last: Any) -> None:
+    """Rows of results of one size, with a whole vector; sums of a state's rows."""
+    for h in gp.parallel(q.count):
+        state = gp.zeros(k.columns, q.columns)
+        for t in gp.sequential(q.rows):
+            y = k[h, t] @ state.astype(q.dtype)
+            o[h, t] = y * gp.rsqrt((y * y).mean(axis=1) + 0.1) * gamma + a[h]
+            state[:] = state * gp.exp(-0.01 * abs(state).sum(axis=1)) + k[h, t].T @ q[h, t]
+        last[h] = state
+
+
+@gk.program
+def called(q: Any, k: Any, v: Any, g: Any, o: Any, f: Any, score: Any) -> None:
+    for h, n in gp.parallel(q.count, v.columns):
+        state = gp.zeros(k.columns, n)
+        for t in gp.sequential(q.rows):
+            d = gp.call(score, g[h, t], t, h)
+            y = gp.call(f, q[h, t] @ state.astype(q.dtype))
+            o[h, t, n] = gp.where(gp.call(lambda x, i, j: x > 0 or i + j * 2 < 100, y, t, n, dtype=bool), y, 0.25) * d
+            state += k[h, t].T @ gp.call(lambda x, c: x * (1 + c % 3), v[h, t, n], gp.place(n) + 1).astype(v.dtype)
+
+
+TWO = gk.Mapping({"n": 32, "t": 128}, warpgroups=2)
+
+
+def small(rng: np.random.Generator, *shape: int, dtype: Any = F16) -> np.ndarray:
+    return (0.3 * rng.standard_normal(shape)).astype(dtype)
+
+
+def computed(machine: Any, program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, **more: Any) -> None:
+    """Results against the reference in blocks of the same length; nothing spills."""
+    with assumed(H100):
+        wanted, plan = program.reference(*arrays, block=mapping.blocks.get("t", 64), **more), program.plan(*arrays, mapping=mapping, **more)
+        usages = [one.launchable.entry().meta["usage"] for one in plan.kernels]
+    assert all(usage["spill_stores"] == usage["stack_bytes"] == 0 for usage in usages)
+    held = [machine.array(x) for x in arrays]
+    given = program.bound(tuple(held), more)
+    with machine.session():
+        program(*held, mapping=mapping, **more)
+    results = [machine.numpy(x) for name, x in given.items() if name in plan.results]
+    for found, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        close(found, exact, F16)
+
+
+def nan(*shape: int, dtype: Any = F16) -> np.ndarray:
+    return np.full(shape, np.nan, dtype)
+
+
+@pytest.mark.compile
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("key, mapping", [(64, PARTS), (128, PARTS), (128, TWO)], ids=str)
+def test_sums_along_rows_and_values_of_columns(machine: Any, key: int, mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    q, k, v = small(rng, 2, 150, key), small(rng, 2, 150, key), small(rng, 2, 150, 40)
+    computed(machine, normalised, [q, k, v, small(rng, 2, 40, dtype=F32), small(rng, 40), nan(2, 150, 40)], mapping)
+    computed(machine, weighted, [q, k, v, small(rng, 2, 150, dtype=F32), nan(2, 150, 40)], mapping)
+
+
+@pytest.mark.compile
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("key, width, mapping", [(64, 40, gk.Mapping()), (128, 48, gk.Mapping()), (128, 96, gk.Mapping({"t": 128}, warpgroups=2))],
+                         ids=str)
+def test_sums_of_a_state(machine: Any, key: int, width: int, mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    q, k, gamma, a = small(rng, 1, 150, width), small(rng, 1, 150, key), small(rng, width), small(rng, 1, dtype=F32)
+    computed(machine, states, [q, k, gamma, a, nan(1, 150, width), nan(1, key, width, dtype=F32)], mapping)
+
+
+@pytest.mark.compile
+@on_machines
+def test_functions_of_numbers(machine: Any, rng: np.random.Generator) -> None:
+    """A function that reads an array is told places of rows that are there."""
+    q, k, v, g = small(rng, 2, 150, 64), small(rng, 2, 150, 64), small(rng, 2, 150, 40), small(rng, 2, 150, dtype=F32)
+    table = machine.array(small(rng, 150, dtype=F32))
+    on_host = machine.numpy(table)
+    score, host = (lambda x, i, z: x * table[i] - z), (lambda x, i, z: x * on_host[i] - z)
+    wanted = called.reference(q, k, v, g, nan(2, 150, 40), f=gk.epilogues.activations.gelu, score=host, block=64)
+    given = [machine.array(x) for x in (q, k, v, g, nan(2, 150, 40))]
+    with machine.session():
+        called(*given, f=gk.epilogues.activations.gelu, score=score, mapping=PARTS)
+    close(machine.numpy(given[-1]), wanted, F16)
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------------
 
 def half(*shape: int, dtype: Any = F16) -> np.ndarray:
@@ -331,17 +443,10 @@ def test_refused_programs() -> None:
                 o[h, t, n] = (q[h, t] @ k[h, t].T) @ v[h, t, n]
 
     @gk.program
-    def columns(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
+    def masked(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
         for h, n in gp.parallel(q.count, v.columns):
             for t in gp.sequential(q.rows):
-                o[h, t, n] = (q[h, t] @ k[h, t].T).astype(v.dtype) @ v[h, t, n] * g[h, n]
-
-    @gk.program
-    def reduced(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
-        for h, n in gp.parallel(q.count, v.columns):
-            for t in gp.sequential(q.rows):
-                s = q[h, t] @ k[h, t].T
-                o[h, t, n] = (s - s.max(axis=1)).astype(v.dtype) @ v[h, t, n]
+                o[h, t, n] = gp.where(gk.masks.Causal(), q[h, t] @ k[h, t].T, 0.0).astype(v.dtype) @ v[h, t, n]
 
     @gk.program
     def summed(q: Any, k: Any, v: Any, g: Any, o: Any) -> None:
@@ -363,13 +468,12 @@ def test_refused_programs() -> None:
             for t in gp.sequential(q.rows):
                 o[h, t, n] = ((v[h, t] + 1.0).astype(v.dtype) @ (v[h, t] + 1.0).astype(v.dtype).T).astype(v.dtype) @ v[h, t, n]
 
-    for program, kind, said in ((unrounded, TypeError, "round what is computed"), (columns, ValueError, "vectors are of each row|g"),
-                                (reduced, ValueError, "rowmax"), (summed, ValueError, "cumsum of a value of"),
+    for program, kind, said in ((unrounded, TypeError, "round what is computed"), (masked, ValueError, "a mask; write its condition"),
+                                (summed, ValueError, "cumsum of a value of"),
                                 (square, ValueError, "as long as it is wide"),
                                 (padded, ValueError, "sums over 40 columns, no multiple of 16")):
         with assumed(H100), pytest.raises(kind, match=said) as error:
-            program.plan(*{**GIVEN, "g": half(2, 32, dtype=F32) if program is columns else GIVEN["g"],
-                            **({"o": half(2, 128, 64)} if program is square else {}),
+            program.plan(*{**GIVEN, **({"o": half(2, 128, 64)} if program is square else {}),
                             **({"v": half(2, 128, 40), "o": half(2, 128, 40)} if program is padded else {})}.values())
         assert "test_recurrences.py" in str(error.value)
 

@@ -150,7 +150,8 @@ def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
     key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
     if key not in _ptx:
         _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target, launch.blocks_per_sm)
-    memory = [Array(np.asarray(x.value), x.name, is_output=x.is_filled, is_written=not x.is_filled) for x in arrays]
+    memory = [Array(np.asarray(x.value), x.name, is_output=x.is_filled, is_written=not x.is_filled or x.name in plan.printed.updated)
+              for x in arrays]
     memory += [Array(np.asarray(x), name) for held in plan.printed.callees.components for name, x, _ in held_values(held)]
     at = {plan.infos[x.name].pointer: _bits(np.asarray(x.value)) for x in arrays if x.name in plan.spare}
     values = [at.get(value, value) if isinstance(value, int) else value for value in launch.values]

@@ -13,6 +13,7 @@ import gemmkit as gk
 from gemmkit import programs as gp
 
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+F64, I8 = np.dtype(np.float64), np.dtype(np.int8)
 
 
 @gk.program
@@ -95,6 +96,101 @@ def corners(x: Any, gamma: Any, y: Any, z: Any, r: Any, alpha: float) -> None:
         r[m] = gp.where(value < alpha, value, 2.0 * alpha)
 
 
+# -- forms: what is read and stored otherwise than as rows of one length ---------------------------------------------------------
+
+@gk.program
+def outer(s: Any, t: Any, d: Any, e: Any) -> None:
+    """No matrix is read."""
+    for m, n in gp.parallel(d.rows, d.columns):
+        d[m, n] = s[m] * t[n] + gp.place(n)
+        e[m, n] = gp.exp(s[m])
+
+
+@gk.program
+def values(s: Any, t: Any, d: Any, c: float) -> None:
+    """One value of each row, and no rows."""
+    for m in gp.parallel(s.columns):
+        d[m] = s[m] * c + t[m]
+        t[m] = t[m] - s[m]
+
+
+@gk.program
+def turned(x: Any, b: Any, d: Any, e: Any) -> None:
+    """A transpose is stored."""
+    for h, m, n in gp.parallel(x.count, x.rows, x.columns):
+        y = gp.exp(gp.minimum(x[h, m, n], 1.0)) * b[m]
+        d[h, n, m] = y * y / (1.0 + y * y)
+        e[h, m, n] = y
+
+
+@gk.program
+def symmetric(x: Any, d: Any, e: Any) -> None:
+    """A transpose is read: once beside rows, once for two results."""
+    for m, n in gp.parallel(x.rows, x.columns):
+        d[m, n] = 0.5 * (x[m, n] + x[n, m])
+        t = gp.tanh(x[n, m])
+        e[m, n] = t * t + gp.exp(t) * gp.call(lambda t, i, j: t + i - j, t, m, n)
+
+
+@gk.program
+def lengths(x: Any, z: Any, y: Any, w: Any, t: Any) -> None:
+    """Rows of two lengths."""
+    for m in gp.parallel(x.rows):
+        a = x[m] - x[m].mean(axis=1)
+        y[m] = a * gp.rsqrt((a * a).mean(axis=1) + 0.5) * z[m].max(axis=1)
+        w[m] = gp.exp(z[m] - z[m].max(axis=1)) + t + gp.place(m)
+
+
+@gk.program
+def embedded(ids: Any, x: Any, w: Any, g: Any, y: Any, s: Any) -> None:
+    """Rows that an array names, normalised, and beside other rows."""
+    for m in gp.parallel(ids.columns):
+        row = w[ids[m]]
+        y[m] = row * gp.rsqrt((row * row).mean(axis=1) + 1e-3) * g + x[m]
+        s[m] = row.max(axis=1)
+
+
+@gk.program
+def scattered(to: Any, x: Any, y: Any, z: Any) -> None:
+    """Rows are stored where an array says."""
+    for h, m in gp.parallel(x.count, x.rows):
+        y[h, to[m]] = x[h, m] * 2.0
+        z[h, m] = x[h, m] - x[h, m].max(axis=1)
+
+
+@gk.program
+def counted(c: Any, x: Any, y: Any) -> None:
+    """A value of each row in place."""
+    for m in gp.parallel(x.rows):
+        y[m] = x[m] * c[m]
+        c[m] = c[m] + x[m].sum(axis=1)
+
+
+@gk.program
+def swapped(x: Any, y: Any) -> None:
+    """Two rows in place, each of which is made of both."""
+    for m in gp.parallel(x.rows):
+        one, other = x[m], y[m]
+        x[m] = other
+        y[m] = one - other.mean(axis=1)
+
+
+@gk.program
+def dequantised(x: Any, s: Any, b: Any, y: Any, t: Any, c: float) -> None:
+    """Rows and columns of whole numbers, as numbers and as what a function gets."""
+    for m in gp.parallel(x.rows):
+        y[m] = x[m] * s[m] + b + gp.call(lambda v, w: v // 2 + (w & 1), x[m], b) * c
+        t[m] = x[m].sum(axis=1)
+
+
+@gk.program
+def in_double(x: Any, gamma: Any, y: Any, z: Any, c: float) -> None:
+    for m in gp.parallel(x.rows):
+        t = gp.exp(x[m] - x[m].max(axis=1)) + gp.erf(x[m]) / (2.0 + gp.tanh(x[m]))
+        y[m] = t * gp.rsqrt((t * t).mean(axis=1) + c) * gamma + gp.call(lambda v, i: v * 0.1 if v > 0 else i, x[m], m)
+        z[m] = gp.log(t.sum(axis=1)) + t.astype("float32").min(axis=1)
+
+
 # -- drawn ------------------------------------------------------------------------------------------------------------------
 
 COLUMNS = 1, 2, 7, 8, 31, 64, 97, 100, 257, 1000, 1031, 2056
@@ -107,7 +203,7 @@ def drawn_rows(seed: int) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
     count = int(rng.integers(1, 6))
 
     def array(*shape: int) -> np.ndarray:
-        return (rng.uniform(0.25, 1.5, shape) * rng.choice([1, -1])).astype((F16, BF16, F32)[rng.integers(3)])
+        return (rng.uniform(0.25, 1.5, shape) * rng.choice([1, -1])).astype((F16, BF16, F32, F64, I8)[rng.integers(5)])
 
     arrays = [array(count, columns), array(count, columns), array(columns), array(count)]
     outs = [np.full((count, columns), np.nan, (F16, BF16, F32)[rng.integers(3)]),

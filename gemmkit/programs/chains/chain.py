@@ -15,7 +15,7 @@ from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 if TYPE_CHECKING:
@@ -214,54 +214,6 @@ def in_one_round(loop: Loop, taken: Collection[str]) -> Loop:
         rounds.carried.append(Carried(None, Value("const", (), x.dims, 0.0, line=x.line), inside, x, after))
         stores.append(replace(held, value=after))
     return replace(loop, body=[rounds, *stores])
-
-
-def by_rows(loop: Loop) -> Loop:
-    """A program of tiles of rows and columns without rounds and products, as a function of whole rows. One that reads or
-    stores in another way stays as it is."""
-    such = [x for x in loop.body if isinstance(x, Loop) or getattr(x, "op", "") in ("dot", "transpose")]
-    if such or loop.looked_up or not is_tiled(loop, 2):
-        return loop
-    *indices, n = loop.indices
-    whole, known = Axis(n.extent.length), dict[Value, Value]()
-
-    def made(x: Value) -> Value:
-        if x not in known:
-            dims = tuple(whole if dim is n else dim for dim in x.dims)
-            data = x.data
-            if x.op == "load":
-                data = data[0], tuple(index for index in data[1] if index is not n)
-            elif x.op == "coordinate" and data is n:
-                data = whole
-            known[x] = (Value("const", data=float(whole.size), line=x.line) if x.op == EXTENT and data is n else
-                        Value(x.op, tuple(map(made, x.args)), dims, data, x.name, x.line))
-        return known[x]
-
-    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
-    keys = [(x.parameter, x.key) for x in stores] + [x.data for x in walked([x.value for x in stores]) if x.op == "load"]
-    is_odd = any(n in key and (key[-1] is not n or len(key) < len(parameter._shape)) for parameter, key in keys)
-    if is_odd or n.extent.offsets or any(x.only is not (None if n in x.key else n) for x in stores):
-        return loop
-    loop.axes.whole.add((n.extent.parameter, n.extent.axis))           # the length of rows is the text's own
-    body: list[Any] = [replace(x, key=tuple(index for index in x.key if index is not n), only=None, value=made(x.value))
-                       for x in stores]
-    return replace(loop, indices=tuple(indices), body=body)
-
-
-def updates_last(stores: list[StoreStatement], loop: Loop) -> list[StoreStatement]:
-    """Rows that are read and stored are stored last: a long row is loaded again for what else is made of it. Raises
-    ValueError for two that need each other, and for values of rows, which one thread stores and all read."""
-    reads = {id(store): {x.data[0].name for x in walked([store.value]) if x.op == "load"} for store in stores}
-    found = [store for store in stores if store.parameter.name not in loop.updated]
-    left = [store for store in stores if store.parameter.name in loop.updated]
-    while left:
-        first = next((x for x in left if len(x.parameter._shape) > len(x.key) and not any(
-            x.parameter.name in reads[id(y)] for y in left if y is not x)), None)
-        if first is None:
-            raise refuse_update(left[0])
-        left.remove(first)
-        found.append(first)
-    return found
 
 
 def chain_of(loop: Loop) -> Chain:
