@@ -246,7 +246,7 @@ def by_rows(loop: Loop) -> Loop:
     """A program of tiles of rows and columns without rounds and products, as a function of whole rows. One that reads or
     stores in another way stays as it is."""
     such = [x for x in loop.body if isinstance(x, Loop) or getattr(x, "op", "") in ("dot", "transpose")]
-    if such or not is_tiled(loop, 2):
+    if such or not is_tiled(loop, 2) or loop.indices[-1].extent.offsets is not None:
         return loop
     *indices, m, n = loop.indices
     whole, known = Axis(n.extent.length), dict[Value, Value]()
@@ -274,8 +274,7 @@ def by_rows(loop: Loop) -> Loop:
         is_along = key[-1:] == (n,) or (key[-2:] == (n, m) and parameter.name not in loop.updated)
         return any(index.base is n for index in key) or (n in key and not (is_along and len(key) == len(parameter._shape)))
 
-    is_left = any(is_odd(*key) for key in keys) or any(x.only is not (None if n in x.key else n) for x in stores)
-    if is_left or n.extent.offsets:
+    if any(is_odd(*key) for key in keys) or any(x.only is not (None if n in x.key else n) for x in stores):
         return loop
     loop.axes.whole.add((n.extent.parameter, n.extent.axis))           # the length of rows is the text's own
     body: list[Any] = [replace(x, key=key_of(x.key), only=None, value=made(x.value)) for x in stores]

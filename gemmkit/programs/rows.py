@@ -30,7 +30,7 @@ from gemmkit.programs.rounds import (
 )
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
-from gemmkit.programs.trace import CONDITIONS, StoreStatement, Value, refuse_update
+from gemmkit.programs.trace import CONDITIONS, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, unique
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -755,7 +755,8 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
         is_row_of = len(store.parameter.shape) > len(program.indices) and 0 not in store.parameter.shape
         if store.parameter.name in program.reads and is_row_of and any(
                 x.op == "load" and x.data[0] is store.parameter for x in walked([y.value for y in program.stores[n + 1:]])):
-            raise refuse_update(store)
+            raise refused(ValueError, f"{store.parameter.name} and another result are stored in place, and each is made of "
+                                      "both: a row does not fit in a block's registers; give one its own array", store.line)
     threads = "a thread" if team.threads == 1 else "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")

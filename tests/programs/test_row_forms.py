@@ -194,6 +194,8 @@ def test_what_is_refused() -> None:
                             (listing.swapped, (long, long.copy()))):
         with pytest.raises(ValueError, match=f"{__file__}|row_programs.py"), gk.emulate():
             program(*arrays)
+    with pytest.raises(ValueError, match="each is made of both: a row does not fit"):
+        listing.swapped.plan(long, long.copy())
     with pytest.raises(TypeError, match="x has dtype bool; a function of rows reads float16"):
         listing.softmax.plan(x.astype(bool), x)
     with pytest.raises(TypeError, match="y has dtype int32; a result must be"):
