@@ -571,7 +571,10 @@ def _read(value: Any, is_scalar: bool, key: list[Any], brought: list[Any], array
     elif value is None or isinstance(value, (np.dtype, type)) or (kind is FunctionType and _is_constant(value)):
         key.append(value)
     elif kind in KEYS or is_array(value):
-        at, of_array = KEYS.get(kind, key_of)(value, "")
+        try:
+            at, of_array = KEYS.get(kind, key_of)(value, "")
+        except (TypeError, ValueError):
+            return False                                                # `frozen` raises it, naming the field
         key += of_array, at & 15
         brought.append(at)
     else:

@@ -182,7 +182,7 @@ def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     def said() -> str:                             # (NumPy writes a dtype in as long as all the rest takes)
         return f"{what}({field}={dtype!r})"
 
-    if dtype is None or isinstance(dtype, np.ndarray) or (isinstance(dtype, (dict, list)) and not dtype):
+    if dtype is None or isinstance(dtype, (np.ndarray, np.generic)) or (isinstance(dtype, (dict, list)) and not dtype):
         raise TypeError(f"{said()}: the dtype of a number is needed, for example 'float16'")
     try:
         found = np.dtype(dtype)

@@ -390,3 +390,23 @@ def test_named_tuples_are_told_apart_by_their_fields() -> None:
 
     one, other = of([("low", Any), ("high", Any)]), of([("high", Any), ("low", Any)])
     assert freeze(one).fingerprint != freeze(other).fingerprint
+
+
+@pytest.mark.parametrize("field", ["bias", "other"])
+def test_an_array_that_cannot_be_read_is_named_by_its_field(field: str) -> None:
+    """Also by the call that reads a component's fields quickly."""
+    good, bad = np.zeros((1, 5, 5), np.float32), np.zeros((1, 5, 5), ">f4")
+    score = gk.masks.ScoreBias(bad) if field == "bias" else gk.masks.ScoreFunction(lambda s, m, n: s + bad[0, m, n])
+    q = np.zeros((1, 1, 5, 16), np.float16)
+    with gk.emulate():
+        gk.attention(q, q, q, score=gk.masks.ScoreBias(good))
+        with pytest.raises(ValueError, match=r"\w+\.?.* has dtype >f4, in another byte order") as told:
+            gk.attention(q, q, q, score=score)
+    assert not str(told.value).startswith(" ")
+
+
+@pytest.mark.parametrize("dtype", [np.float32(2), np.zeros(3), np.int8(1)], ids=["float", "array", "int"])
+def test_a_number_is_no_dtype(dtype: Any) -> None:
+    """NumPy takes the dtype of any number for it."""
+    with pytest.raises(TypeError, match="the dtype of a number is needed"):
+        layouts.ColMajor(dtype)
