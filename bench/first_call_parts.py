@@ -5,6 +5,7 @@ what is timed is one `gemmkit.matmul(a, b)` until its result is there, and the p
 the parts in it. On a machine with no GPU the kernel is compiled for an H100 and not launched.
 
 The table has the least and the median of the runs: wall time, and processor time of this process (ptxas is another).
+``--work`` is what is multiplied: numbers of a type, ``rbf`` (float32, with an exponential behind it) or ``min-plus``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -26,6 +28,16 @@ PARTS = ("resolving the call", "specialising", "loading Numba", "types and LLVM 
          "ptxas", "loading the cubin", "all else: the key, the cache, the launch")
 *_, ELSE = PARTS
 TOTAL = "first call"
+WORKS = {"f16": "f2", "f32": "f4", "f64": "f8", "rbf": "f4", "min-plus": "f4"}
+
+
+def keywords_of(work: str) -> dict[str, Any]:
+    """What a product of this work is given beside its operands."""
+    import gemmkit as gk
+
+    if work == "rbf":
+        return {"epilogue": gk.epilogues.Elementwise(lambda x: math.exp(-0.1 * x))}
+    return {"operator": gk.operators.MIN_PLUS} if work == "min-plus" else {}
 
 
 class Clock:
@@ -96,28 +108,29 @@ def watched() -> Clock:
     return clock
 
 
-def on_device(backend_name: str, dtype: str, n: int) -> dict[str, Any]:
-    """The parts of this process's first product."""
+def on_device(backend_name: str, work: str, n: int) -> dict[str, Any]:
+    """The parts of this process's first product; of a plain one also its error."""
     from bench import backends
 
     backend = backends.choose(backend_name)
-    a, b = (backend.normal(n, n, dtype, seed) for seed in (0, 1))
-    reference = backend.reference(a, b)
-    backend.synchronise()
+    a, b = (backend.normal(n, n, work if work in ("f16", "f64") else "f32", seed) for seed in (0, 1))
     import gemmkit
 
+    keywords = keywords_of(work)
+    reference = None if keywords else backend.reference(a, b)
+    backend.synchronise()
     clock = watched()
 
     def product() -> Any:
-        d = gemmkit.matmul(a, b)
+        d = gemmkit.matmul(a, b, **keywords)
         backend.synchronise()
         return d
 
     d = clock.call(ELSE, product)
-    return {"parts": clock.spent, "error": backend.relative_error(d, reference)}
+    return {"parts": clock.spent, **({} if reference is None else {"error": backend.relative_error(d, reference)})}
 
 
-def compiled_alone(dtype: str, n: int) -> dict[str, Any]:
+def compiled_alone(work: str, n: int) -> dict[str, Any]:
     """The same for an H100 that is not here, without a launch."""
     import numpy as np
 
@@ -125,12 +138,13 @@ def compiled_alone(dtype: str, n: int) -> dict[str, Any]:
     from gemmkit.runtime.array_info import ArrayInfo
     from gemmkit.runtime.compile import cubin_of
 
+    keywords = keywords_of(work)
     clock = watched()
 
     def product() -> None:
-        held = np.dtype({"f16": "f2", "f32": "f4"}[dtype])
+        held = np.dtype(WORKS[work])
         a, b, d = (ArrayInfo(2**20, (n, n), (n, 1), held, 0, False, "numpy") for _ in "abd")
-        problem = vars(planning)["resolve"](a, b, None, None, None, {})          # as they are watched
+        problem = vars(planning)["resolve"](a, b, None, None, None, keywords)    # as they are watched
         kernel = vars(planning)["Compiled"](problem, d).launchable
         cubin_of(kernel.kernel, kernel.arguments, kernel.threads, kernel.target, kernel.blocks_per_sm)
 
@@ -141,7 +155,7 @@ def compiled_alone(dtype: str, n: int) -> dict[str, Any]:
 def child(options: argparse.Namespace) -> dict[str, Any]:
     """What one run reports, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="gemmkit-bench-") as cache:
-        command = [sys.executable, "-m", "bench.first_call_parts", "--one", "--dtype", options.dtype, "--size",
+        command = [sys.executable, "-m", "bench.first_call_parts", "--one", "--work", options.work, "--size",
                    str(options.size), *(["--backend", options.backend] if options.backend else [])]
         done = subprocess.run(command, env={**os.environ, "GEMMKIT_CACHE_DIR": cache}, capture_output=True, text=True,
                               cwd=Path(__file__).resolve().parent.parent, timeout=600)
@@ -165,7 +179,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.first_call_parts", description="Parts of a cold first product.")
     parser.add_argument("--backend", help="array library (default: the first that is installed)")
-    parser.add_argument("--dtype", default="f16")
+    parser.add_argument("--work", choices=WORKS, default="f16")
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--one", action="store_true", help="run once in this process, and print JSON")
@@ -178,9 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device.available():
         from bench import backends
 
-        print(json.dumps(on_device(options.backend or backends.installed()[0], options.dtype, options.size)))
+        print(json.dumps(on_device(options.backend or backends.installed()[0], options.work, options.size)))
     else:
-        print(json.dumps(compiled_alone(options.dtype, options.size)))
+        print(json.dumps(compiled_alone(options.work, options.size)))
     return 0
 
 
