@@ -269,7 +269,7 @@ def symm(side: str | int, uplo: str | int, alpha: Any, a: Any, b: Any, beta: Any
     ...     symm("L", "L", 1.0, a, np.eye(2, dtype=np.float32), 0.0, c).tolist()
     [[1.0, 2.0], [2.0, 3.0]]
     """
-    left = SymmetricMatrix(_not_dual(a, "a"), _half(uplo), hermitian)
+    left = SymmetricMatrix(_plain_numbers(a, "a"), _half(uplo), hermitian)
     first, second = (left, b) if _letter(side, "side", "LR") == "L" else (b, left)
     return gemmEx("N", "N", alpha, first, second, beta, c, operator=operator, conf=conf, stream=stream)
 
@@ -300,7 +300,7 @@ def trmm(side: str | int, uplo: str | int, transa: str | int, diag: str | int, a
     ...     trmm("L", "L", "T", "U", 1.0, a, np.eye(2, dtype=np.float32), c).tolist()
     [[1.0, 2.0], [0.0, 1.0]]
     """
-    left = TriangularMatrix(_not_dual(a, "a"), _half(uplo), _letter(diag, "diag", "NU") == "U")
+    left = TriangularMatrix(_plain_numbers(a, "a"), _half(uplo), _letter(diag, "diag", "NU") == "U")
     op = _letter(transa, "transa")
     if _letter(side, "side", "LR") == "L":
         return gemmEx(op, "N", alpha, left, b, 0.0, c, operator=operator, conf=conf, stream=stream)
@@ -315,6 +315,12 @@ def _not_dual(x: Any, name: str) -> Any:
     if isinstance(x, (Dual, Matrix)):
         raise TypeError(f"{name} is a {type(x).__name__}; an array is needed (gemmEx takes dual arrays and matrices with "
                         "structure)")
+    return x
+
+
+def _plain_numbers(x: Any, name: str) -> Any:
+    """What is an array of numbers, for errors that name the argument."""
+    check_dtype(describe(_not_dual(x, name), name).dtype, name)
     return x
 
 

@@ -190,7 +190,7 @@ class DistributedMatrix(Matrix):
     def whole(cls, x: Any, by: str, over: Any = None) -> DistributedMatrix:
         """This rank's part of a tensor that every rank has, cut as ``torch.chunk`` cuts it. The part is a view."""
         check_tensors(x=x)
-        if by not in _AXES:
+        if not isinstance(by, str) or by not in _AXES:
             return cls(x, by, over)
         ranks = ranks_of(over.get_group() if hasattr(over, "get_group") else over)
         lengths = even_lengths(x.shape[_AXES[by]], ranks.size)

@@ -227,7 +227,7 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
 def parameters(name: str, x: Sequence[int], w: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: Any,
                layout: Any) -> Convolution:
     """The parameters of a convolution of arrays of these shapes. Raises ValueError, naming the argument, for bad ones."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"{name}: layout={layout!r}; one of {', '.join(map(repr, LAYOUTS))} is needed")
     count = LAYOUTS[layout]
     is_last = layout.endswith("C")

@@ -30,6 +30,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.layouts.matrices import Matrix, plain_layout
 from gemmkit.operators import FPUOp
 from gemmkit.operators.algebra import MIN_PLUS, MOST_TANGENTS, Semiring, dual, selects
+from gemmkit.plans.problem import HOST, check_places
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.transforms import Transform
@@ -62,9 +63,12 @@ class Dual(Matrix):
     def of(cls, value: Any, tangents: Any) -> Dual:
         """From values of shape (...) and tangents of shape (..., p) or, for one tangent, (...)."""
         dtype = _floats(value, "value")
-        shape, given = describe(value, "value").shape, describe(tangents, "tangents").shape
-        if describe(tangents, "tangents").dtype.kind not in "biuf":
-            raise TypeError(f"tangents has dtype {describe(tangents, 'tangents').dtype}; real numbers are needed")
+        infos = {name: describe(x, name) for name, x in (("value", value), ("tangents", tangents))}
+        if any(info.device != HOST for info in infos.values()):
+            check_places({**infos})
+        shape, given = (info.shape for info in infos.values())
+        if infos["tangents"].dtype.kind not in "biuf":
+            raise TypeError(f"tangents has dtype {infos['tangents'].dtype}; real numbers are needed")
         is_one = given == shape
         given = (*shape, 1) if is_one else given
         if given[:-1] != shape:

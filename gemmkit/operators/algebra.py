@@ -415,6 +415,9 @@ class Semiring(FPUOp):
         sample = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (None,)
         if not all(isinstance(x, (int, float, complex, np.bool_, np.number)) for x in sample):
             raise TypeError(f"Semiring(sample={given!r}): a tuple of numbers is needed")
+        for name, extent in (("M", M), ("N", N)):
+            if isinstance(extent, (np.ndarray, bool)) or (extent is not None and not extent):
+                raise ValueError(f"Semiring({name}={extent!r}): a whole number from 1 on is needed, or None")
         fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE,
                       N=N or _NONE, K=K, MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
         for name, value in fields.items():

@@ -71,7 +71,8 @@ def _judged(case: Case, error: BaseException) -> Outcome:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
               if not (frame.filename.endswith("lang/components.py") and frame.name == "__call__")       # Python's own otherwise
               and frame.name != "__getattr__"]
-    inside = [n for n, frame in enumerate(frames) if frame.filename.startswith(ROOT)]
+    inside = [n for n, frame in enumerate(frames) if frame.filename.startswith(ROOT)
+              and (frame.name != "recorded" or frame is frames[-1])]                   # it calls the case's code
     ours = bool(inside) and inside[-1] == len(frames) - 1
     if not inside and frames[-1].filename == "<string>":
         return Outcome("no call", None)                       # the bad value itself cannot be made of this good one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -144,6 +145,8 @@ X, C = np.ones((4, 3), "f4"), poison((4, 4), "f4")
     (lambda: gk.blas.syrk("L", "N", 1.0, C, 0.0, C), ValueError, ("c overlaps a",)),
     (lambda: gk.blas.symm("M", "L", 1.0, C, X, 0.0, X.copy()), ValueError, ("side is 'M'", '"L" or "R"')),
     (lambda: gk.blas.symm("L", "L", 1.0, X, X, 0.0, X.copy()), ValueError, ("(4, 3)", "square")),
+    (lambda: gk.blas.symm("L", "L", 1.0, np.zeros((4, 4), ml_dtypes.int4), X, 0.0, X.copy()), TypeError, ("a has dtype int4",)),
+    (lambda: gk.blas.trmm("L", "L", "N", "N", 1.0, C.astype(">f4"), X, X.copy()), ValueError, ("a has dtype >f4",)),
     (lambda: gk.blas.trmm("L", "L", "N", "T", 1.0, C, X, X.copy()), ValueError, ("diag is 'T'", '"N" or "U"')),
     (lambda: gk.blas.trmm("L", "L", "N", "N", 1.0, C, X, X), ValueError, ("overlaps b",)),
 ])

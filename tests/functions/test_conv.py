@@ -326,6 +326,7 @@ X, W = np.zeros((2, 6, 6, 8), F16), np.zeros((4, 3, 3, 8), F16)
 
 @pytest.mark.parametrize("given, error, message", [
     (dict(layout="HWC"), ValueError, "layout='HWC'; one of 'NWC', 'NHWC'"),
+    (dict(layout=["NHWC"]), ValueError, r"layout=\['NHWC'\]; one of 'NWC', 'NHWC'"),
     (dict(layout="NDHWC"), ValueError, "layout='NDHWC' has 5 dimensions; layout='NHWC' has as many"),
     (dict(stride=0), ValueError, "stride=0; a whole number of at least 1 is needed, or 2 of them"),
     (dict(padding=-1), ValueError, "padding=-1"), (dict(padding="full"), ValueError, "padding='full'"),

@@ -10,6 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.functions import Dual
+from tests.bad_calls.scope import Interface
 from tests.support.checks import assert_close
 from tests.support.machines import on_machines, random
 
@@ -128,6 +129,8 @@ def test_what_is_refused() -> None:
         Dual(np.zeros((3, 2), np.int64))
     with pytest.raises(ValueError, match=r"tangents has shape \(2, 2\), and value \(3,\)"):
         Dual.of(np.zeros(3), np.zeros((2, 2)))
+    with gk.emulate(), pytest.raises(TypeError, match="value is on GPU 0, and the emulator works on NumPy arrays"):
+        Dual.of(Interface(np.zeros(3)), np.zeros((3, 2)))
     with pytest.raises(TypeError, match="arctan of dual numbers is not known"):
         np.arctan(one)
     with pytest.raises(TypeError, match="the exponent is dual"):

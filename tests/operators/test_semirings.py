@@ -225,6 +225,13 @@ def test_what_is_no_function() -> None:
         Semiring(3, min, 0.0)                                    # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("given", [dict(M=0, N=16), dict(M=16, N=0), dict(M=np.zeros(3), N=16), dict(M=False)], ids=str)
+def test_what_is_no_extent(given: dict[str, Any]) -> None:
+    """0 would stand for a shape that is still to be chosen."""
+    with pytest.raises(ValueError, match=r"Semiring\([MN]=.*: a whole number from 1 on is needed, or None"):
+        Semiring(max, min, -math.inf, **given)
+
+
 def test_arrays_of_other_dtypes_than_a_shaped_one() -> None:
     a = np.ones((4, 4), np.float64)
     with gk.emulate(), pytest.raises(gk.ConfigError, match="float32"):
