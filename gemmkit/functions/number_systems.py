@@ -64,7 +64,7 @@ class Dual(Matrix):
         """From values of shape (...) and tangents of shape (..., p) or, for one tangent, (...)."""
         dtype = _floats(value, "value")
         infos = {name: describe(x, name) for name, x in (("value", value), ("tangents", tangents))}
-        if any(info.device != HOST for info in infos.values()):
+        if infos["tangents"].device != HOST:
             check_places({**infos})
         shape, given = (info.shape for info in infos.values())
         if infos["tangents"].dtype.kind not in "biuf":
@@ -304,7 +304,10 @@ def _put(parts: Any, n: int | slice, x: Any, name: str) -> None:
 
 def _floats(x: Any, name: str) -> np.dtype:
     """The dtype of an array; raises TypeError for one that derivatives cannot have."""
-    dtype = describe(x, name).dtype
+    info = describe(x, name)
+    if info.device != HOST:
+        check_places({name: info})                            # GPUs' arrays are no operands of the emulator
+    dtype = info.dtype
     if (dtype.kind != "f" or dtype.itemsize > 8) and dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {dtype}; derivatives are floats, float16 to float64 or bfloat16")
     return dtype

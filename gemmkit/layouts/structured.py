@@ -94,7 +94,7 @@ class _Half(Structured):
         kind = type(self).__name__
         if not isinstance(layout, Plain):
             raise TypeError(f"{kind}(layout={layout!r}): the RowMajor or ColMajor layout of the array is needed")
-        if half not in self.halves:
+        if not isinstance(half, str) or half not in self.halves:
             *others, last = (f'"{name}"' for name in self.halves)
             raise ValueError(f"{kind}(half={half!r}): {', '.join(others)} or {last} is needed")
         for name, value in {"dtype": layout.dtype, "nothing": 0, "operand": "a", "skips": True, **fields}.items():

@@ -38,8 +38,7 @@ from gemmkit import components
 from gemmkit.components import Component, arrays_of
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.masks import Mask, Score, check_ranges
-from gemmkit.lang.aggregates import convert
-from gemmkit.lang.checks import function_given, number, truth
+from gemmkit.lang.checks import converted, function_given, number, truth
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.programs.values import ProgramAxis, refused
@@ -68,12 +67,12 @@ class CalledFunction(Component):
 
 def number_of(called: CalledFunction, value: Any) -> Any:
     """What a called function has returned, in float32."""
-    return convert(F32, number(called, "f", value, 0.0))
+    return converted(called, "f", number(called, "f", value, 0.0), F32)
 
 
 def double_of(called: CalledFunction, value: object) -> Any:
     """What a called function has returned, in float64."""
-    return convert(F64, number(called, "f", value, 0.0))
+    return converted(called, "f", number(called, "f", value, 0.0), F64)
 
 
 def truth_of(called: CalledFunction, value: Any) -> Any:

@@ -322,10 +322,10 @@ class WgmmaSpec:
             object.__setattr__(self, name, np.dtype(getattr(self, name)))
         kind = next((kind for kind in _KINDS if self.a in kind[0]), None)
         if kind is None:
-            raise ValueError(f"wgmma: a is {self.a}; it can be float16, bfloat16, float32 (tf32), float8_e4m3fn, "
+            raise ValueError(f"wgmma: dtype of a is {self.a}; it can be float16, bfloat16, float32 (tf32), float8_e4m3fn, "
                              "float8_e5m2, int8 or uint8")
         if self.b not in kind[0]:
-            raise ValueError(f"wgmma: b is {self.b}; with {self.a} goes {_listed(kind[0])}")
+            raise ValueError(f"wgmma: dtype of b is {self.b}; with {self.a} goes {_listed(kind[0])}")
         if self.accumulator not in kind[1]:
             raise ValueError(f"wgmma: accumulator is {self.accumulator}; products of {self.a} are added up in "
                              f"{_listed(kind[1])}")

@@ -133,7 +133,7 @@ def components() -> list[Call]:
         call("layouts.Planes", "plane component layouts.RowMajor('float32')", "dtype dtype 'complex64'"),
         call("layouts.Diagonal", "dtype dtype 'float32'", "nothing count 0", "operand word 'a'", "skips any True"),
         call("layouts.Triangular", "layout component layouts.RowMajor('float32')", "half word 'lower'", "unit any False"),
-        call("layouts.Symmetric", "layout component layouts.RowMajor('float32')", "half word 'lower'"),
+        call("layouts.Symmetric", "layout component layouts.RowMajor('float32')", "half word 'lower'", "hermitian any False"),
         call("layouts.Generated", "dtype dtype 'float32'", "f|lambda function:3 lambda i, j, s: s * (i - j)", "first|f|lambda count 0.5",
              after="gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, global_a_layout=result, gemm_shape=dict(M=5, N=3, K=7))", weight=2),
         call("layouts.Matricised", "dtype dtype 'float32'", "rows any (5,)", "columns any (7,)"),

@@ -62,7 +62,7 @@ def _broken_call(call: Call, rng: np.random.Generator) -> Case:
         names.append("operater")
     elif way < 0.06:                                                      # left out
         left = int(rng.integers(len(given)))
-        names.append(call.arguments[left].name)
+        names += [call.arguments[left].name, *call.arguments[left].also]
         del given[left]
     elif way < 0.08:                                                      # too many
         given.insert(0, "None")

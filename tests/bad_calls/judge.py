@@ -89,8 +89,9 @@ def _judged(case: Case, error: BaseException) -> Outcome:
         return Outcome(kind, f"{kind} that names a line of gemmkit's own: {text}")
     if last.filename.endswith("lang/components.py") and re.search(rf"\b{re.escape(re.split('[: ]', text)[0])}\(", case.code):
         return Outcome(kind, None)                            # the bad value itself says which class it cannot be made of
-    if isinstance(error, gk.ComponentError) and text.partition(" returned ")[0] in case.broken:
-        return Outcome(kind, None)                            # the bad value is the function that is named
+    named = re.match(r"\w+(?=\.\w+ cannot be compiled)", text)
+    if isinstance(error, gk.ComponentError) and (named[0] if named else text.partition(" returned ")[0]) in case.broken:
+        return Outcome(kind, None)                            # the bad value is the function, or the component, that is named
     if isinstance(error, EmulatorError) and re.search(r"^  at <string>:\d+$", text, re.MULTILINE):
         return Outcome(kind, None)                            # the line of the user's code that a GPU has no result for
     if not any(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) for name in case.names):

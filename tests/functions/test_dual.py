@@ -131,6 +131,8 @@ def test_what_is_refused() -> None:
         Dual.of(np.zeros(3), np.zeros((2, 2)))
     with gk.emulate(), pytest.raises(TypeError, match="value is on GPU 0, and the emulator works on NumPy arrays"):
         Dual.of(Interface(np.zeros(3)), np.zeros((3, 2)))
+    with gk.emulate(), pytest.raises(TypeError, match="value is on GPU 0, and the emulator works on NumPy arrays"):
+        Dual.seed(Interface(np.zeros(3)))
     with pytest.raises(TypeError, match="arctan of dual numbers is not known"):
         np.arctan(one)
     with pytest.raises(TypeError, match="the exponent is dual"):

@@ -281,3 +281,10 @@ def test_a_score_beyond_its_array_is_found() -> None:
         gk.attention(X, X, X, score=lambda s, m, n: s + short[n])
 
 
+
+
+@pytest.mark.parametrize("returned", [(1, 2, 3), 2j], ids=["tuple", "complex"])
+def test_a_score_of_several_parts_is_named(returned: Any) -> None:
+    q = np.zeros((1, 1, 5, 16), np.float16)
+    with gk.emulate(), pytest.raises(gk.ComponentError, match=r"returned (a tuple of 3|Complex).*\n[^$]*a real number is needed"):
+        gk.attention(q, q, q, score=ScoreFunction(lambda s, m, n: returned))

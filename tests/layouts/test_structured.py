@@ -380,6 +380,7 @@ def refuses(kind: Any, *words: str) -> Iterator[None]:
     (lambda: gk.matmul(np.ones(6, F64), X, global_a_layout=layouts.Diagonal(F32)), ValueError, ("float64", "Diagonal('float32')")),
     (lambda: gk.layouts.DiagonalMatrix(np.array(1, F32)), ValueError, ("diagonal has shape ()", "vector")),
     (lambda: gk.layouts.TriangularMatrix(X[0]), ValueError, ("array has shape (6,)",)),
+    (lambda: gk.layouts.TriangularMatrix(X, np.zeros(3)), ValueError, ("half=array", '"lower" or "upper"')),      # type: ignore[arg-type]
     (lambda: gk.layouts.TriangularMatrix(X, "left"), ValueError, ("half='left'", '"lower" or "upper"')),
     (lambda: layouts.Triangular(F32), TypeError, ("layout=dtype('float32')", "RowMajor")),
     (lambda: layouts.Triangular(layouts.RowMajor(F32), unit=1), TypeError, ("unit=1",)),
