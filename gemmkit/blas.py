@@ -318,7 +318,7 @@ def _not_dual(x: Any, name: str) -> Any:
     return x
 
 
-def _plain_numbers(x: Any, name: str) -> Any:
+def _plain_numbers(x: object, name: str) -> Any:
     """What is an array of numbers, for errors that name the argument."""
     check_dtype(describe(_not_dual(x, name), name).dtype, name)
     return x
