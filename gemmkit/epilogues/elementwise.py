@@ -13,21 +13,11 @@ from gemmkit.epilogues.activations import gelu, gelu_tanh, relu, silu, tanh
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.kernels.collectives.operand import column_of, row_of
 from gemmkit.lang.aggregates import convert, convert_all, fill
-from gemmkit.lang.checks import check_dtype, function_given, number, required, truth
+from gemmkit.lang.checks import check_dtype, dtype_given, function_given, number, required, truth
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, fitting
-from gemmkit.lang.number_rules import (
-    REAL_IMAG,
-    SIGNS,
-    TABLE,
-    Record,
-    device_dtype,
-    metadata_of,
-    number_dtype,
-    part_dtypes,
-    to_dtype,
-)
+from gemmkit.lang.number_rules import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
 from gemmkit.lang.registers import apply, generate
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, RowMajor
 from gemmkit.layouts.base import leading
@@ -737,8 +727,8 @@ class Saturate(Epilogue):
 
     def __post_init__(self) -> None:
         try:
-            dtype = np.dtype(self.dtype)
-            known = dtype.kind not in "bcO" and dtype.names is None and device_dtype(dtype) is not None
+            dtype = dtype_given(self.dtype, "Saturate")
+            known = dtype.kind not in "bc" and dtype.names is None
         except TypeError:
             known = False
         if not known:

@@ -461,8 +461,9 @@ class Gathered(GlobalLayout):
             raise ValueError(f"{name} is None, and {self!r} needs an array")
         self.layout.check(array, array.shape[0], columns, name)
         found = describe(self.index).shape
-        if found != (rows,):
-            raise ValueError(f"{name} has {rows} rows, and its index shape {found}; ({rows},) is needed")
+        if found != (rows,) or self.count != rows:
+            raise ValueError(f"{name} has {rows} rows, and its index shape {found} and count={self.count!r}; ({rows},) and "
+                             f"count={rows} are needed")
 
     def __repr__(self) -> str:
         return f"Gathered({self.layout!r}, <index of {self.count} rows>)"

@@ -320,3 +320,10 @@ def test_what_is_not_finite(value: float, expected: int) -> None:
     found = run("f4", "f4", "i1", epilogue=epilogues.Elementwise(lambda x: x * 0 + np.float32(value))
                 | epilogues.Saturate("int8"))
     assert (found == expected).all()
+
+
+@pytest.mark.parametrize("dtype", [None, np.float32(2), "O", "c8", bool, "f4,f4"], ids=str)
+def test_what_saturate_cannot_make(dtype: Any) -> None:
+    """NumPy takes None for float64, and the dtype of any number."""
+    with pytest.raises(TypeError, match=r"Saturate\(dtype=.*: an integer or a float that device code has is needed"):
+        epilogues.Saturate(dtype)

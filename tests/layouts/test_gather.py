@@ -127,6 +127,14 @@ def test_bad_indices(array: Any, index: Any, kind: type, said: str) -> None:
         gk.layouts.Gather(array, index)
 
 
+@pytest.mark.parametrize("count", [1, 3, float("inf")])
+def test_a_count_that_is_not_the_indexs(count: Any) -> None:
+    """More would be read beyond the index."""
+    layout = gk.layouts.Gathered(RowMajor(F32), INDEX, count)
+    with gk.emulate(), pytest.raises(ValueError, match=r"a has 2 rows, and its index shape \(2,\) and count="):
+        gk.matmul(X[:2], X.T, global_a_layout=layout)
+
+
 @pytest.mark.sample(4)
 def test_sizes_that_do_not_fit() -> None:
     out = poison((3, 2), F32)
