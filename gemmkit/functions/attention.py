@@ -519,6 +519,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
+    if not isinstance(return_lse, bool):
+        raise TypeError(f"return_lse={return_lse!r}: True or False is needed")
     try:
         lse = _logarithms(q, layout, lengths is not None) if return_lse and current_mode() is None else None
         seen = None

@@ -206,6 +206,8 @@ def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = Tr
     rows, columns = weights.shape
     if rows % group:
         raise ValueError(f"weights has {rows} rows; a multiple of group={group} is needed")
+    if not isinstance(symmetric, bool):
+        raise TypeError(f"quantise(symmetric={symmetric!r}): True or False is needed")
     if not np.isfinite(weights).all():
         raise ValueError("weights has elements that are not finite")
     grouped = weights.astype(np.float64).reshape(rows // group, group, columns)

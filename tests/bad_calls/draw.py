@@ -62,14 +62,14 @@ def _broken_call(call: Call, rng: np.random.Generator) -> Case:
         names.append("operater")
     elif way < 0.06:                                                      # left out
         left = int(rng.integers(len(given)))
-        names += [call.arguments[left].name, *call.arguments[left].also]
+        names += [name for argument in call.arguments[left:] for name in (argument.name, *argument.also)]
         del given[left]
     elif way < 0.08:                                                      # too many
         given.insert(0, "None")
         names += [a.name for a in call.arguments]
     names += _related(call, names)
     if any("Bias(" in values[int(n)] for n in chosen):
-        names.append("bias")
+        names += ["bias", "Bias"]
     if call.function == "gk.get_config":                                  # what is chosen by default does not go with it
         names += ["block_shape", "compute_warp"]
     if "matmul(result" in call.after:                                     # an operand, by then

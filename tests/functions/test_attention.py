@@ -646,3 +646,10 @@ def test_drawn(machine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> No
             lse = machine.numpy(found[1]) if returns else None
             result = machine.numpy(out) if layout == "bhnd" else machine.numpy(out).swapaxes(1, 2)
             close(result, reference(q, k, v, scale, visible, computed), lse, slack)
+
+
+@pytest.mark.parametrize("given", [np.zeros(3), 1, None], ids=["array", "int", "None"])
+def test_return_lse_is_true_or_false(given: Any) -> None:
+    q = np.zeros((1, 1, 5, 16), np.float16)
+    with gk.emulate(), pytest.raises(TypeError, match=r"return_lse=.*: True or False is needed"):
+        gk.attention(q, q, q, return_lse=given)

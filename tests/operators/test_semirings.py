@@ -298,3 +298,9 @@ def test_arrays_of_registers_hold_what_numbers_one_by_one_give(dtype: str, rng: 
         by_arrays, one_by_one = (gk.matmul(a, b, operator=operator) for operator in (MAX_PLUS, of_users))
     assert by_arrays.tobytes() == one_by_one.tobytes()
     assert np.isnan(by_arrays).any() == np.isnan(a).any() or dtype == "i4"
+
+
+@pytest.mark.parametrize("sample", [np.zeros(()), 3, "ab", int], ids=["array", "number", "word", "type"])
+def test_a_sample_is_a_tuple_of_numbers(sample: Any) -> None:
+    with pytest.raises(TypeError, match=r"Semiring\(sample=.*: a tuple of numbers is needed"):
+        Semiring(max, min, -math.inf, sample=sample)
