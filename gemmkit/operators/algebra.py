@@ -412,7 +412,7 @@ class Semiring(FPUOp):
         if not isinstance(zero, (bool, int, float, np.bool_, np.integer, np.floating)):
             raise TypeError(f"Semiring(zero={zero!r}): a number is needed")
         given = _sample_for(zero) if sample is None else sample
-        is_one = isinstance(given, type) or (isinstance(given, np.ndarray) and not given.ndim)       # 0-d arrays are Iterable
+        is_one = isinstance(given, type) or (isinstance(given, np.ndarray) and not given.ndim)  # (Iterable, too)
         sample = tuple(given) if isinstance(given, Iterable) and not is_one else (None,)
         if not all(isinstance(x, (int, float, complex, np.bool_, np.number)) for x in sample):
             raise TypeError(f"Semiring(sample={given!r}): a tuple of numbers is needed")
