@@ -113,7 +113,7 @@ def on_device(backend_name: str, work: str, n: int) -> dict[str, Any]:
     from bench import backends
 
     backend = backends.choose(backend_name)
-    a, b = (backend.normal(n, n, work if work in ("f16", "f64") else "f32", seed) for seed in (0, 1))
+    a, b = (backend.normal(n, n, f"f{8 * int(WORKS[work][1:])}", seed) for seed in (0, 1))
     import gemmkit
 
     keywords = keywords_of(work)

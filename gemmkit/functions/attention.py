@@ -24,6 +24,7 @@ from gemmkit import programs as gp
 from gemmkit.components import arrays_of, check_held
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
+from gemmkit.lang.checks import check_flag
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import KnownCall, KnownCalls
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
@@ -519,8 +520,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-    if not isinstance(return_lse, bool):
-        raise TypeError(f"return_lse={return_lse!r}: True or False is needed")
+    check_flag(return_lse, "attention", "return_lse")
     try:
         lse = _logarithms(q, layout, lengths is not None) if return_lse and current_mode() is None else None
         seen = None

@@ -31,7 +31,7 @@ from gemmkit.layouts.matrices import Matrix, plain_layout
 from gemmkit.operators import FPUOp
 from gemmkit.operators.algebra import MIN_PLUS, MOST_TANGENTS, Semiring, dual, selects
 from gemmkit.plans.problem import HOST, check_places
-from gemmkit.runtime.arrays import describe, empty_like
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.transforms import Transform
 from gemmkit.tuning.operators import fpu_shape
@@ -63,12 +63,9 @@ class Dual(Matrix):
     def of(cls, value: Any, tangents: Any) -> Dual:
         """From values of shape (...) and tangents of shape (..., p) or, for one tangent, (...)."""
         dtype = _floats(value, "value")
-        infos = {name: describe(x, name) for name, x in (("value", value), ("tangents", tangents))}
-        if infos["tangents"].device != HOST:
-            check_places({**infos})
-        shape, given = (info.shape for info in infos.values())
-        if infos["tangents"].dtype.kind not in "biuf":
-            raise TypeError(f"tangents has dtype {infos['tangents'].dtype}; real numbers are needed")
+        (shape, given), (*_, kind) = zip(*((info.shape, info.dtype) for info in _described(value=value, tangents=tangents)))
+        if kind.kind not in "biuf":
+            raise TypeError(f"tangents has dtype {kind}; real numbers are needed")
         is_one = given == shape
         given = (*shape, 1) if is_one else given
         if given[:-1] != shape:
@@ -302,12 +299,17 @@ def _put(parts: Any, n: int | slice, x: Any, name: str) -> None:
                         "give value and tangents of one library") from error
 
 
+def _described(**arrays: object) -> list[ArrayInfo]:
+    """Arrays of the host, where nothing need be emulated, or of one GPU: an emulator takes none of those."""
+    infos = {name: describe(x, name) for name, x in arrays.items()}
+    if any(info.device != HOST for info in infos.values()):
+        check_places({**infos})
+    return [*infos.values()]
+
+
 def _floats(x: Any, name: str) -> np.dtype:
     """The dtype of an array; raises TypeError for one that derivatives cannot have."""
-    info = describe(x, name)
-    if info.device != HOST:
-        check_places({name: info})                            # GPUs' arrays are no operands of the emulator
-    dtype = info.dtype
+    dtype = _described(**{name: x})[0].dtype
     if (dtype.kind != "f" or dtype.itemsize > 8) and dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {dtype}; derivatives are floats, float16 to float64 or bfloat16")
     return dtype

@@ -197,6 +197,12 @@ def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     return found
 
 
+def check_flag(value: object, what: str, field: str) -> None:
+    """Raise TypeError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what}({field}={value!r}): True or False is needed")
+
+
 def check_dtype(dtype: Any, name: str) -> None:
     """Raise TypeError, naming the argument, for a dtype that device code has no numbers of."""
     try:

@@ -219,7 +219,7 @@ class DeviceFunction:
         from gemmkit.lang.compile import compile_function
 
         self._look()
-        key = (self, nb.target_arch(), nb.is_unrolled(), args, captures)
+        key = (self, nb.target_arch(), nb.inlines_calls(), args, captures)
         result = self._compiled.get(key)
         if result is None:
             with nb.global_compiler_lock:

@@ -22,7 +22,7 @@ __all__ = [
     "AbstractTemplate", "AttributeTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError",
     "OpaqueModel", "RefType", "Signature", "StateDict", "TypingContext", "TypingError", "Values", "build_definitions",
     "call_iternext", "cgutils", "compiles_ours", "compiles_users", "compute_cfg_from_blocks", "fold_arguments",
-    "global_callable", "global_compiler_lock", "ir", "is_unrolled", "iternext_impl", "join_numba", "lowering_registry",
+    "global_callable", "global_compiler_lock", "inlines_calls", "ir", "iternext_impl", "join_numba", "lowering_registry",
     "models", "numba_ir", "operation", "register_model", "register_pass", "replace_vars", "rules_hold_in", "signature",
     "target_context", "typeof_impl", "types", "typing_registry", "unify_weakly",
 ]
@@ -262,13 +262,13 @@ def target_arch() -> tuple[int, int, str] | tuple[int, int]:
     return getattr(_target, "cc", (9, 0, "a"))
 
 
-def set_target_arch(cc: tuple, is_unrolled: bool = False) -> None:
-    _target.cc, _target.is_unrolled = cc, is_unrolled
+def set_target_arch(cc: tuple, inlines_calls: bool = False) -> None:
+    _target.cc, _target.inlines_calls = cc, inlines_calls
 
 
-def is_unrolled() -> bool:
-    """Whether the kernel that is compiled says that all its short loops are unrolled."""
-    return getattr(_target, "is_unrolled", False)
+def inlines_calls() -> bool:
+    """Whether small functions are put in place of their calls in the kernel that is compiled (`gemmkit.lang.lowering`)."""
+    return getattr(_target, "inlines_calls", False)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 
 from gemmkit import components as kept
 from gemmkit.components import Array, Component, Frozen, Scalar
-from gemmkit.lang.checks import check_dtype
+from gemmkit.lang.checks import check_dtype, check_flag
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
@@ -559,8 +559,7 @@ def _checked(array: Array, index: Array, name: str, check: Any) -> tuple[Any, An
         raise ValueError(f"index has dtype {info.dtype}; int32 is needed")
     if len(info.shape) != 1:
         raise ValueError(f"index has shape {info.shape}; a vector is needed, of a row's number for each row")
-    if not isinstance(check, bool):
-        raise TypeError(f"{name}(check={check!r}): True or False is needed")
+    check_flag(check, name, "check")
     if check:
         rows, of_host = of_array.shape[0], on_host(index)
         wrong = np.flatnonzero((of_host < 0) | (of_host >= rows))

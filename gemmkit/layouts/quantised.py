@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.checks import check_flag
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
@@ -206,8 +207,7 @@ def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = Tr
     rows, columns = weights.shape
     if rows % group:
         raise ValueError(f"weights has {rows} rows; a multiple of group={group} is needed")
-    if not isinstance(symmetric, bool):
-        raise TypeError(f"quantise(symmetric={symmetric!r}): True or False is needed")
+    check_flag(symmetric, "quantise", "symmetric")
     if not np.isfinite(weights).all():
         raise ValueError("weights has elements that are not finite")
     grouped = weights.astype(np.float64).reshape(rows // group, group, columns)

@@ -20,7 +20,7 @@ import numpy as np
 
 from gemmkit.components import with_fields
 from gemmkit.lang.aggregates import convert, convert_all
-from gemmkit.lang.checks import function_given, required, worded
+from gemmkit.lang.checks import check_flag, function_given, required, worded
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
@@ -133,8 +133,7 @@ class Triangular(_Half):
     unit: bool = False
 
     def __init__(self, layout: Plain, half: str = "lower", unit: bool = False, nothing: float = 0):
-        if not isinstance(unit, bool):
-            raise TypeError(f"Triangular(unit={unit!r}): True or False is needed")
+        check_flag(unit, "Triangular", "unit")
         self._set(layout=layout, half=half, unit=unit, nothing=nothing)
 
     def __repr__(self) -> str:
@@ -203,8 +202,7 @@ class Symmetric(_Half, ResultLayout):
     is_half = True
 
     def __init__(self, layout: Plain, half: str = "lower", hermitian: bool = False):
-        if not isinstance(hermitian, bool):
-            raise TypeError(f"Symmetric(hermitian={hermitian!r}): True or False is needed")
+        check_flag(hermitian, "Symmetric", "hermitian")
         if hermitian and layout.dtype.names is not None:
             raise TypeError(f"Symmetric(hermitian=True): the elements are {layout.dtype}; complex numbers are needed")
         self._set(layout=layout, half=half, hermitian=hermitian)

@@ -408,7 +408,7 @@ def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype, kernel: KernelL
 # What the arrays of a launch have to be.
 
 RESULTS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
-ROW_RESULTS = RESULTS | {np.dtype(np.float64)}         # of functions of rows
+ROW_RESULTS = RESULTS | {np.dtype(np.float64)}         # and elements of functions of rows
 Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
 
 

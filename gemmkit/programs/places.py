@@ -133,7 +133,8 @@ class RowRewriter(Rewriter):
         return new
 
     def _of_mul(self, like: Value, x: Value, y: Value) -> Value | None:
-        return self._mean(like, x, 1 / y.data if _is_number(y) and y.data else 0) or super()._of_mul(like, x, y)
+        is_mean = x.op == "rowsum" and _is_number(y) and y.data == 1 / x.args[0].dims[1].size
+        return self.build("rowmean", x.args, like) if is_mean else super()._of_mul(like, x, y)
 
     def _of_exp(self, like: Value, x: Value) -> Value | None:
         return super()._of_exp(like, x) if self.dtype == F32 else None
@@ -144,11 +145,7 @@ class RowRewriter(Rewriter):
     def _of_div(self, like: Value, x: Value, y: Value) -> Value | None:
         if self.dtype == F32:
             return super()._of_div(like, x, y)
-        return self._mean(like, x, y.data if _is_number(y) else 0)
-
-    def _mean(self, like: Value, x: Value, count: float) -> Value | None:
-        """Of a sum over ``count``, which is the number of columns."""
-        is_mean = x.op == "rowsum" and count and abs(count - x.args[0].dims[1].size) < 1e-6 * count
+        is_mean = x.op == "rowsum" and _is_number(y) and y.data == x.args[0].dims[1].size
         return self.build("rowmean", x.args, like) if is_mean else None
 
     def _of_rowmean(self, like: Value, x: Value) -> Value | None:

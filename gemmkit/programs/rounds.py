@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmkit.programs.called import CALLED, EXTENT, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, F32, F64, is_whole_load
 from gemmkit.programs.chains.elements import CALLS
 from gemmkit.programs.collectives import ROWS
+from gemmkit.programs.launches import ROW_RESULTS
 from gemmkit.programs.places import is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack
 from gemmkit.programs.trace import COMPARISONS, Carried, Loop, StoreStatement, Value
@@ -156,8 +157,6 @@ def without_casts(x: Value) -> Value:
 # --------------------------------------------------------------------------------------------------
 # Functions of rows as the passes see them: what is stored, and what each value has an element for.
 
-FLOATS = "float16", "bfloat16", "float32", "float64"
-F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 #: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.
 FOLDS = frozenset({"rowsum", "rowmax", "rowmin", "rowmean", "variance"})
 FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n in sequential(...)",
@@ -334,12 +333,12 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
         if not {*places} <= {*program.sizes} or len({*places}) < len(places):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
                                       f"{shown(program.indices)}", x.line)
-        if np.dtype(parameter.dtype).name not in FLOATS and not is_whole_load(x):
+        if np.dtype(parameter.dtype) not in ROW_RESULTS and not is_whole_load(x):
             raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a function of rows reads float16, "
                                      "bfloat16, float32, float64 and whole numbers", x.line)
         for array in (parameter, *(index.lookup for index in key if isinstance(index, Index) and index.lookup is not None)):
             program.reads.setdefault(array.name, x.line)
-    if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
+    if x.op == "cast" and np.dtype(x.data) not in ROW_RESULTS:
         raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows round to float16, bfloat16, float32 or "
                                  "float64", x.line)
     axes = [dim for dim in x.dims if isinstance(dim, Axis)]

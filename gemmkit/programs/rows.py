@@ -12,22 +12,12 @@ import numpy as np
 
 from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, ThreadTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, WIDE, Callees, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, F64, NUMBER, RETURNS, WIDE, Callees, is_whole_load
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.launches import ROW_RESULTS, Sizes, check_launch
 from gemmkit.programs.mapping import SHARED, Mapping, Printed
 from gemmkit.programs.places import RowRewriter, walked
-from gemmkit.programs.rounds import (
-    F64,
-    FOLDS,
-    RowProgram,
-    is_column,
-    is_row,
-    is_turned,
-    is_vector,
-    names_rows,
-    stored_length,
-)
+from gemmkit.programs.rounds import FOLDS, RowProgram, is_column, is_row, is_turned, is_vector, names_rows, stored_length
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, bare, count_of, listed, parts_of_stacks
 from gemmkit.programs.trace import CONDITIONS, StoreStatement, Value

@@ -425,7 +425,7 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
     suffix = ("a",) if device.arch_name.endswith("a") else ()
     cc = (*device.arch, *suffix)
     with global_compiler_lock, without_collections():
-        set_target_arch(cc, getattr(kernel, "is_unrolled", False))
+        set_target_arch(cc, getattr(kernel, "inlines_calls", False))
         result = compile_function(device_function(kernel).weakened, types, inline=False)
         library = result.library
         function = library.get_function(result.fndesc.llvm_func_name)

@@ -23,7 +23,7 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import A100, H100, assumed
-from tests.support.machines import on_machines
+from tests.support.machines import on_machines, poison
 from tests.support.sass import instructions
 
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -345,18 +345,14 @@ def computed(machine: Any, program: gp.Program, arrays: list[np.ndarray], mappin
         close(found, exact, F16)
 
 
-def nan(*shape: int, dtype: Any = F16) -> np.ndarray:
-    return np.full(shape, np.nan, dtype)
-
-
 @pytest.mark.compile
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("key, mapping", [(64, PARTS), (128, PARTS), (128, TWO)], ids=str)
 def test_sums_along_rows_and_values_of_columns(machine: Any, key: int, mapping: gk.Mapping, rng: np.random.Generator) -> None:
     q, k, v = small(rng, 2, 150, key), small(rng, 2, 150, key), small(rng, 2, 150, 40)
-    computed(machine, normalised, [q, k, v, small(rng, 2, 40, dtype=F32), small(rng, 40), nan(2, 150, 40)], mapping)
-    computed(machine, weighted, [q, k, v, small(rng, 2, 150, dtype=F32), nan(2, 150, 40)], mapping)
+    computed(machine, normalised, [q, k, v, small(rng, 2, 40, dtype=F32), small(rng, 40), poison((2, 150, 40), F16)], mapping)
+    computed(machine, weighted, [q, k, v, small(rng, 2, 150, dtype=F32), poison((2, 150, 40), F16)], mapping)
 
 
 @pytest.mark.compile
@@ -366,7 +362,7 @@ def test_sums_along_rows_and_values_of_columns(machine: Any, key: int, mapping: 
                          ids=str)
 def test_sums_of_a_state(machine: Any, key: int, width: int, mapping: gk.Mapping, rng: np.random.Generator) -> None:
     q, k, gamma, a = small(rng, 1, 150, width), small(rng, 1, 150, key), small(rng, width), small(rng, 1, dtype=F32)
-    computed(machine, states, [q, k, gamma, a, nan(1, 150, width), nan(1, key, width, dtype=F32)], mapping)
+    computed(machine, states, [q, k, gamma, a, poison((1, 150, width), F16), poison((1, key, width), F32)], mapping)
 
 
 @pytest.mark.compile
@@ -377,8 +373,8 @@ def test_functions_of_numbers(machine: Any, rng: np.random.Generator) -> None:
     table = machine.array(small(rng, 150, dtype=F32))
     on_host = machine.numpy(table)
     score, host = (lambda x, i, z: x * table[i] - z), (lambda x, i, z: x * on_host[i] - z)
-    wanted = called.reference(q, k, v, g, nan(2, 150, 40), f=gk.epilogues.activations.gelu, score=host, block=64)
-    given = [machine.array(x) for x in (q, k, v, g, nan(2, 150, 40))]
+    wanted = called.reference(q, k, v, g, poison((2, 150, 40), F16), f=gk.epilogues.activations.gelu, score=host, block=64)
+    given = [machine.array(x) for x in (q, k, v, g, poison((2, 150, 40), F16))]
     with machine.session():
         called(*given, f=gk.epilogues.activations.gelu, score=score, mapping=PARTS)
     close(machine.numpy(given[-1]), wanted, F16)

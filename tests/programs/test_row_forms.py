@@ -11,7 +11,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
+from gemmkit.plans.ahead import assumed
 from gemmkit.runtime.compile import disassemble, instruction_counts
+from gemmkit.runtime.device import H100
 from tests.programs.test_row_programs import close
 from tests.ptx_machine.launch import Ptx
 from tests.support import row_programs as listing
@@ -210,3 +212,17 @@ def test_what_is_refused() -> None:
     own_names.plan(x, x.copy(), nan(6))
     with pytest.raises(ValueError, match="columns_2: the derived kernel uses this name"):
         own_names.plan(x, x.copy(), nan(6, 9))
+
+
+@pytest.mark.parametrize("by", [1500001.0, 1499999.0])
+def test_a_sum_over_almost_all_columns_is_no_mean(by: float) -> None:
+    """Of the variance of a sample, for example: in float64 the quotients differ in the seventh digit."""
+    @gk.program
+    def quotient(x: Any, y: Any) -> None:
+        for m in gp.parallel(x.rows):
+            y[m] = x[m].sum(axis=1) / by
+
+    for dtype in (np.float64, np.float32):
+        with assumed(H100):
+            text = quotient.plan(np.empty((1, 1500000), dtype), np.empty(1, dtype)).printed.text
+        assert "sizes.columns)" not in text.partition("total(")[2]

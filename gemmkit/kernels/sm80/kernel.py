@@ -86,7 +86,7 @@ def multistage(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackS
         compute_part(spec, a, b, c, d, shape)
 
 
-multistage.is_unrolled = True          # type: ignore[attr-defined]  # all its short loops (`gemmkit.lang.lowering`)
+multistage.inlines_calls = True          # type: ignore[attr-defined]  # (`gemmkit.lang.lowering`)
 
 
 def compute_part(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
