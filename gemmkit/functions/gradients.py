@@ -28,6 +28,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.plans.launch import KnownCall, KnownCalls, Launch, Put, cache, launch_of
 from gemmkit.programs.decorated import program
+from gemmkit.programs.mapping import Mapping, kernel_of
 from gemmkit.programs.values import Parameter
 from gemmkit.runtime.arrays import ArrayInfo, allocator, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, launch_stream, target
@@ -295,8 +296,9 @@ def gradient_of_queries(dq: Parameter, q: Parameter, k: Parameter, v: Parameter,
 def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, q: Parameter, k: Parameter, v: Parameter, do: Parameter,
                       lse: Parameter, delta: Parameter, q_offsets: Parameter | None, k_offsets: Parameter | None,
                       key_lengths: Parameter | None, scale: float, mask: Mask | None, score: Score | None,
-                      slope: Score | None, k_stacks: str, v_stacks: str, k_share: int, v_share: int) -> None:
-    """``mask`` is `seen_from_keys`. Of dk and dv one may be None."""
+                      slope: Score | None, k_stacks: str, v_stacks: str, k_share: int, v_share: int,
+                      sums_q: Parameter | None = None) -> None:
+    """``mask`` is `seen_from_keys`. Of dk and dv one may be None. Tiles add dS K to ``sums_q`` in any order."""
     pieces = None if k_offsets is None else gp.packed(k.rows, k_offsets)
     tiles = (*q.counts, k.rows) if pieces is None else (pieces.count, *q.counts, pieces.rows)
     for b, h, n in gp.parallel(*tiles):
@@ -311,11 +313,19 @@ def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, q: Parameter, 
                 sums_v += p.astype(v.dtype) @ do[(*stacks, m)]
             if dk is not None:
                 dp = v[(*v_of, n)] @ do[(*stacks, m)].T
-                ds = _by_slope(p * (dp - delta[(*stacks, m)]), s, m, n, h, b, mask, slope)
-                sums_k += ds.astype(k.dtype) @ q[(*stacks, m)]
+                ds = _by_slope(p * (dp - delta[(*stacks, m)]), s, m, n, h, b, mask, slope).astype(k.dtype)
+                if sums_q is not None:
+                    sums_q[(*stacks, m)] += ds.T @ k[(*k_of, n)]
+                sums_k += ds @ q[(*stacks, m)]
         for result, sums in ((dk, dk is not None and scale * sums_k), (dv, sums_v)):
             if result is not None:                     # what lies behind a length is no key, whatever is there
                 result[at] = sums if key_lengths is None else gp.where(gp.place(n) < key_lengths[b], sums, 0.0)
+
+
+@program
+def scaled_sums(dq: Parameter, sums: Parameter, scale: float) -> None:
+    for b, h, m in gp.parallel(*sums.counts, sums.rows):
+        dq[b, h, m] = scale * sums[b, h, m]
 
 
 def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope: Any) -> Any:
@@ -331,6 +341,8 @@ def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope:
 
 F32 = np.dtype(np.float32)
 WIDEST_OF_BOTH = 256                   # head sizes of k and v together whose gradients one launch has the registers for
+SHORT_HEAD, LONG_HEAD = 64, 128        # of k: up to the one a warpgroup has rows of what is added to dq, of the other columns
+IN_ANY_ORDER = Mapping(ordered=False)
 
 
 class Rules(NamedTuple):
@@ -344,6 +356,16 @@ class Rules(NamedTuple):
     layout: str = "bhnd"
     offsets: tuple[Any, Any] | None = None
     key_lengths: Any = None
+    deterministic: bool = True         # else dq may be added up in any order (`adds_queries`)
+
+
+def adds_queries(q: Any, k: Any, v: Any, do: Any, dq: Any, dk: Any) -> bool:
+    """Whether the tiles of keys add the gradient of q, by TMA: on Hopper, of heads that the sums of a round have registers
+    for. Else there are two kernels, and their results are the same bits every time."""
+    given, (size, width) = [describe(x, "x") for x in (q, k, v, do)], (k.shape[-1], v.shape[-1])
+    kernel = kernel_of(IN_ANY_ORDER, target(given[0].device))
+    fits = max(size, width) <= SHORT_HEAD or size == LONG_HEAD >= width
+    return dq is not None and dk is not None and fits and kernel.uses_tma and all(kernel.why_not(x) is None for x in given)
 
 
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,
@@ -362,13 +384,17 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta = empty_like(q, lse.shape, F32)
+    sums_q = None
+    if not rules.deterministic and adds_queries(q, k, v, do, dq, dkv[0]):
+        sums_q = empty_like(q, q.shape, F32)
+        _put(sums_q, 0)
     row_sums(*(x[None] if packed and x is not None else x for x in (delta, do, out, dlse)), stream=stream)
     (of_k, k_stacks, k_share), (of_v, v_stacks, v_share) = (_own_stacks(x, q, packed) for x in (k, v))
     offsets = rules.offsets or (None, None)
     mask = None if rules.mask.is_everything else rules.mask
     score = None if isinstance(rules.score, PlainScores) else rules.score
     scored = score, rules.slope, k_stacks, v_stacks, k_share, v_share
-    if dq is not None:
+    if dq is not None and sums_q is None:
         gradient_of_queries(dq, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, mask, *scored,
                             stream=stream)
     seen = None if mask is None else seen_from_keys(mask)
@@ -383,7 +409,9 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     for dk, dv in [together] if together else [(partial[0], None), (None, partial[1])]:
         if dk is not None or dv is not None:
             gradients_of_keys(dk, dv, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored,
-                              stream=stream)
+                              sums_q, mapping=None if sums_q is None else IN_ANY_ORDER, stream=stream)
+    if sums_q is not None:
+        scaled_sums(*(x[None] if packed else x for x in (dq, sums_q)), rules.scale, stream=stream)
     for result, of_heads in zip(dkv, partial):
         if result is not None and result is not of_heads:
             _put(result, _summed(of_heads, result.shape))
