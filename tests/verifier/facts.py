@@ -171,14 +171,11 @@ class ChainWalk:
         self.awaited, self.released = Counter[Any](), Counter[Any]()
         self.cells = {c.inside: c for c in chain.carried}
         self.peeled = {first: dot for dot, first in places.peeled.items()}
-        self.turn, self.name, self.last, self.now, self.next = 0, "", None, None, None
-        self.led = [x for event in order.lead for x in getattr(event, "values", getattr(event, "products", ()))]
+        self.turn = 0
 
     def run(self, parts: list[str]) -> None:
         tile, count = 0, 0
-        self.lead((0, 0), "round" in parts)
-        for part, follows in zip(parts, [*parts[1:], ""]):
-            self.next = (tile, count + 1) if follows == "round" else None
+        for part in parts:
             if part == "join":
                 self.part(part, (tile, count - 1), (tile + 1, 0))
                 tile, count = tile + 1, 1
@@ -196,9 +193,7 @@ class ChainWalk:
         if self.chain.is_straight:     # whose rounds are tiles
             self.awaited.update(self.places.lone())
         for event in getattr(self.order, name):
-            if isinstance(event, orders.Lead):
-                self.lead(self.next or now, self.next is not None)
-            elif isinstance(event, orders.Full):
+            if isinstance(event, orders.Full):
                 self.awaited[event.ring] += 1
                 expect(self.awaited[event.ring] <= self.released[event.ring] + 1 + (self.order.lags or self.order.left is not None) + (event.first > 0),
                        f"{event.ring.name} is awaited again before it is released")
@@ -231,27 +226,9 @@ class ChainWalk:
         if name == "after" and self.order.lags:
             wanted = []
         wanted = [x for x in wanted if not (self.order.lags and x.op == "transpose")]
-        seen.update(self.led if name == "round" else ())               # behind the products of the round before
         missing = [x for x in wanted if seen[x] != 1]
         expect(not missing, f"{name}: {missing[:1]!r} is made {[seen[x] for x in missing[:1]]} times a round")
         expect(set(seen) <= set(wanted), f"{name}: {next(iter(set(seen) - set(wanted)), None)!r} is made there")
-
-    def lead(self, now: Any, is_next: bool) -> None:
-        """What a round begins with. Behind a tile's last round it is that one's again, whose stage is full still."""
-        before, self.now = self.now, now
-        for event in self.order.lead:
-            if isinstance(event, orders.Full):
-                self.awaited[event.ring] += is_next
-                expect(self.awaited[event.ring] <= self.released[event.ring] + 2, f"{event.ring.name} is awaited again before it is released")
-            elif isinstance(event, orders.ChainStart):
-                for d in event.products:
-                    self.needs(d)
-                self.groups.append([(d, now) for d in event.products])
-            else:
-                for x in event.values:
-                    self.needs(x)
-                    self.made[x] = now
-        self.now = before
 
     def instance(self, x: Any) -> tuple[int, int]:
         found = self.last if x in self.order.late else self.now

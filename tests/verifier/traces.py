@@ -364,8 +364,6 @@ class _ChainProgram(_GridProgram):
         self.blocks = {block.name: block for block in text.blocks}
         self.rows, self.step = self.choice.rows, self.choice.blocks[self.chain.index.name]
         self.late = late_values(self.chain) if self.choice.ahead else set()
-        order = plans.ordered_chain(self.chain, self.places, self.choice)
-        self.led = {d for event in order.lead for d in getattr(event, "products", ())}
         self.is_bounded = "first_seen" in text.functions or "end_seen" in text.functions
 
     def cases(self) -> Iterator[Case]:
@@ -491,8 +489,7 @@ class _ChainProgram(_GridProgram):
                              chain.index.name: self.range_of(chain.index, h, case)[0] + place, **dict(zip(self.stacks, h))}
                     for d in dots(chain.body):
                         d = self.places.peeled.get(d, d) if n == 0 else d
-                        again = d in self.led and n == len(rounds) - 1               # of no other round, for nothing
-                        want[self.taken_by(d)] += [tuple(self.place_for(d, block.removesuffix("_tile"), known) for block in self.taken_by(d))] * (1 + again)
+                        want[self.taken_by(d)].append(tuple(self.place_for(d, block.removesuffix("_tile"), known) for block in self.taken_by(d)))
             self.check_added(case, tiles, log)
             _check_streams(streams, want, case)
             self.check_masks(case, log)
@@ -570,7 +567,7 @@ class _ChainProgram(_GridProgram):
         expect(len(groups) == len(tiles), f"products of {len(groups)} tiles, of which {len(tiles)} are stored")
         for (outer, m), group in zip(tiles, groups):
             expect(group[0][:-1] == (*outer[::-1], m), f"products of tile {group[0][:-1]}, and {(*outer[::-1], m)} is stored")
-            yield [x[-1] for x in group][:-1 if self.led else None]
+            yield [x[-1] for x in group]
 
     def check_masks(self, case: Case, log: Log) -> None:
         """If a round masks what lies behind the last place, all rounds do that go beyond it: by as much as is there."""

@@ -156,9 +156,6 @@ class Given(NamedTuple):
     watched: tuple[str, ...]
 
 
-GOES_ON = "not is_last"                # what a round asks that begins the next one
-
-
 class Walk:
     """Of one thread of a block. Without ``given`` on every path."""
 
@@ -166,7 +163,6 @@ class Walk:
         self.text, self.thread, self.given = text, thread, given
         self.numbers = None if given is None else given.numbers
         self.said = text.said
-        self.leads = given is None and thread >= 128 and GOES_ON in ast.unparse(text.functions["consume"])
 
     def run(self) -> list[State]:
         kernel = self.text.functions["kernel"]
@@ -204,9 +200,6 @@ class Walk:
             return states
         if isinstance(node, ast.Assign):
             (target,) = node.targets
-            is_next = isinstance(target, ast.Name) and target.id == "tile" and "block_x()" not in self.said(node.value)
-            if is_next and self.leads and state.facts.pop(GOES_ON, True):
-                return []                              # every tile has rounds, and ends behind its last one
             self.assign(target, self.value(node.value, state), state)
             if isinstance(target, ast.Name) and target.id == "tile" and "block_x()" in self.said(node.value):
                 state.facts["tile < tiles(sizes)"] = True              # there are as many blocks as tiles, or fewer
@@ -233,7 +226,7 @@ class Walk:
         return states
 
     def loop(self, node: ast.While, state: State) -> list[State]:
-        out, seen, todo, said = [], set(), [state], ast.unparse(node)
+        out, seen, todo = [], set(), [state]
         while todo:
             state = todo.pop()
             if self.numbers is None:
@@ -243,10 +236,8 @@ class Walk:
                 seen.add(key)
                 expect(len(seen) < 400, f"{self.said(node.test)}: stages are not released as they are filled")
             for holds, new in self.asked(node.test, state):
-                if holds and not (GOES_ON in said and new.facts.get(GOES_ON) is False):
+                if holds:
                     todo += self.body(node.body, [new])
-                elif holds:                            # it was a tile's last round
-                    continue
                 else:
                     out.append(new)
         return self.merged(out)
@@ -583,8 +574,6 @@ class Walk:
             expect(args[0].stands(held.filled - 1, 1, name) and held.expected is None, f"{name}: {args[0]} expects bytes before it is acquired, or twice")
             state.rings[name] = replace(held, expected=args[1])
             state.log.append(("fill", name, {}))
-        elif what == "wait" and held.filled > held.released and args[0].stands(held.filled - 1, 0, name):
-            return None                # once more: it is full, and stays so until it is released
         elif what == "wait":
             expect(args[0].stands(held.filled, 0, name), f"{name}: stage {held.filled} is awaited next, and {args[0]} is")
             expect(held.filled - held.released < ring.stages, f"{name}: a stage is awaited that cannot be filled before one is released")

@@ -443,9 +443,6 @@ class Role:
     def before_loops(self) -> None:
         """Behind the first round of a tile that is not joined to the one before."""
 
-    def begin_rounds(self) -> None:
-        """What a tile's first round begins with, where others begin in the round before."""
-
     def end_rounds(self) -> None:
         """Behind a tile's last round."""
 
@@ -591,13 +588,11 @@ class Role:
             self.events(self.order.before, True)
             self.advance_round()
             self.before_loops()
-        self.begin_rounds()
         self.loops()
-        runs_on = self.order.lags or bool(self.order.lead)             # the last product still reads what all rounds take
-        if runs_on:
+        if self.order.lags:                            # the last product still reads what all rounds take
             self.events(self.order.after, False)
         self.end_rounds()
-        if not runs_on:
+        if not self.order.lags:
             self.events(self.order.after, False)
         self.finish_tile()
         self.put_tile(self.next_tile, self.piece)
@@ -664,7 +659,7 @@ class ProducerRole(Role):
         return [self.n, *([self.chain.stop] if self.chain.has_length and self.chain.index.is_paged else [])]
 
     def events(self, part: list[Event], guarded: bool, joined: bool = False) -> None:
-        for event in (*self.order.lead, *part) if part is self.order.round else part:
+        for event in part:
             if isinstance(event, Full):
                 ring = event.ring
                 late = bool(self.order.late) and all(

@@ -22,7 +22,6 @@ from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER
 from gemmkit.programs.chains.chain import (
-    BELOW,
     READ,
     Chain,
     ChainPlaces,
@@ -586,11 +585,7 @@ class Pass(NamedTuple):
     """The next consumer's turn comes."""
 
 
-class Lead(NamedTuple):
-    """What the next round begins with (`ChainOrder.lead`)."""
-
-
-Event = Full | ChainStart | ChainWait | ChainRelease | Compute | Anchor | Turn | Pass | Lead
+Event = Full | ChainStart | ChainWait | ChainRelease | Compute | Anchor | Turn | Pass
 
 
 @dataclass
@@ -606,7 +601,6 @@ class ChainOrder:
     zero: set[Value] = field(default_factory=set)
     lags: bool = False
     left: Value | None = None          # the round's last product, which runs on into the next one
-    lead: list[Event] = field(default_factory=list)    # what a round begins with, behind the products of the one before
 
     @property
     def lagging(self) -> list[RingPlace]:
@@ -680,27 +674,6 @@ def _leaving(out: ChainOrder, choice: ScheduleChoice) -> ChainOrder:
     out.round = [*out.round[:first], ChainWait(head.pending, (*wait.over, *head.over), head.flying), *before,
                  *out.round[first + 1:last]]
     out.after = [wait, *before]
-    return _leading(out, choice)
-
-
-def _leading(out: ChainOrder, choice: ScheduleChoice) -> ChainOrder:
-    """Rounds whose first product begins behind the last ones of the round before, if it needs nothing of that one: it runs
-    while these are waited for, and while what they added is handed on."""
-    starts = [n for n, event in enumerate(out.round) if isinstance(event, ChainStart)]
-    head, rest, last = out.round[:starts[0] + 1], out.round[starts[0] + 1:starts[-1] + 1], out.round[starts[-1] + 1:]
-    begun = out.round[starts[0]].products
-    rings = [event.ring for event in head if isinstance(event, Full)]
-    if (any(len(d.args) > 2 and d.args[2].op != BELOW for d in begun) or not all(ring in out.lagging for ring in rings)
-            or not all(isinstance(event, (Full, Compute, ChainStart)) for event in head)):
-        return out
-    waits = [ChainWait(event.pending + 1, event.over, (*event.flying, *begun)) if isinstance(event, ChainWait) else event
-             for event in last]
-    computed = [x for event in head if isinstance(event, Compute) for x in event.values]
-    needed = [x for x in computed if any(x in d.args or depends(d, {x}, set(computed)) for d in begun)]
-    others, wait = tuple(x for x in computed if x not in needed), out.after[0]
-    out.lead = [*([Compute(tuple(needed))] if needed else []), *(event for event in head if not isinstance(event, Compute))]
-    out.round = [*([Compute(others)] if others else []), *rest, Lead(), *waits]
-    out.after = [ChainWait(wait.pending, (*wait.over, *begun), wait.flying), *out.after[1:]]
     return out
 
 

@@ -47,7 +47,6 @@ from gemmkit.programs.chains.schedule import (
     Compute,
     Event,
     Full,
-    Lead,
     Pass,
     ScheduleChoice,
     Turn,
@@ -311,20 +310,16 @@ class Consumer(Role):
             Turn: lambda e: self.put("turns.wait(group)"),
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             ChainStart: lambda e: self.start(e, part is self.order.before and self.order.lags), ChainWait: self.wait,
-            ChainRelease: self.release, Anchor: self.anchor, Lead: lambda e: self.lead(guarded)}
-        if part is not self.order.lead:
-            self.rare, self.met = {}, set()
+            ChainRelease: self.release, Anchor: self.anchor}
+        self.rare, self.met = {}, set()
         for event in part:
             if isinstance(event, Compute):
                 self.compute_all(event.values, guarded)
             else:
                 print_of[type(event)](event)
-        if part is self.order.lead:
-            return
         self.move(part)
         if part is not self.order.after:
-            filled = [*self.order.lead, *part] if part is self.order.round else part
-            for ring in [event.ring for event in filled if isinstance(event, Full) and event.ring in self.order.lagging]:
+            for ring in [event.ring for event in part if isinstance(event, Full) and event.ring in self.order.lagging]:
                 self.put(f"before_{ring.name}, at_{ring.name} = at_{ring.name}, ring_{ring.name}.advance(at_{ring.name})")
 
     def full(self, event: Full) -> None:
@@ -378,22 +373,6 @@ class Consumer(Role):
             self.put(f"ring_{name}.release(before_{name}.stage)")
         else:
             self.put(f"ring_{name}.release(at_{name}.stage)", f"at_{name} = ring_{name}.advance(at_{name})")
-
-    def begin_rounds(self) -> None:
-        self.events(self.order.lead, True)
-
-    def lead(self, guarded: bool) -> None:
-        """What the next round begins with; behind a tile's last one, the last one's again, which nothing reads."""
-        n, step = self.n, self.step
-        rings = [event.ring.name for event in self.order.lead if isinstance(event, Full)]
-        names = ", ".join([n, *(f"at_{ring}" for ring in rings)])
-        is_last, *held = self.names_of(self.order.lead[-1], "is_last", *(f"own_{name}" for name in (n, *rings)))
-        end = f"{n} - {step} < {self.first}" if self.choice.descending else f"{n} + {step} >= {self.end}"
-        following = [f"{n} {self.forward} {step}", *(f"ring_{ring}.advance(at_{ring})" for ring in rings)]
-        self.put(f"{is_last} = {end}", f"{', '.join(held)} = {names}", f"if not {is_last}:",
-                 f"    {names} = {', '.join(following)}")
-        self.events(self.order.lead, guarded)
-        self.put(f"{names} = {', '.join(held)}")
 
     def anchor(self, event: Anchor) -> None:
         name = self.name(event.value)
@@ -671,7 +650,7 @@ class ChainPrinter:
         indices = [index.name for index in (*chain.indices, chain.index)]
         taken = {*OWN_NAMES, *TAKEN, *self.own_names, *(name for _, name in self.imports), *self.arrays, *self.scalars,
                  *indices, *(f"last_{name}" for name in indices), *names_of_ranges(chain)}
-        parts = [part for part in (order.lead, order.round, order.before, order.join, order.after) if part]
+        parts = [part for part in (order.round, order.before, order.join, order.after) if part]
         naming = Naming(chain, self.places, tests, parts, taken)
         consumer = self.consumer_class(chain, self.places, choice, order, self.ranges, bool(tests), naming=naming)
         consumer.tiles()
