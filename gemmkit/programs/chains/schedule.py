@@ -22,6 +22,8 @@ from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER
 from gemmkit.programs.chains.chain import (
+    BELOW,
+    LOWERED,
     READ,
     Chain,
     ChainPlaces,
@@ -51,6 +53,7 @@ MOST_LINES, ON_THE_WAY = 256, 256      # of a block that TMA brings at once; lin
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ROOM_OF_SHORTER = 112                  # with which a third warpgroup pays where blocks are shorter, and products run ahead
 AT_ONCE = {1: 16, 2: 16, 3: 0}          # registers of matrices more, of those that a round has at once
+WARP = 32
 THIRD = 0.85                           # the time that rows take with a third warpgroup
 
 
@@ -83,9 +86,17 @@ class ScheduleChoice:
     added_at: int = 0
     added_bytes: int = 0
     added_barriers: int = 0
+    columns: tuple[Value, ...] = ()    # values of a round's columns that a warp computes for all (`ColumnRole`), and the
+    column_ring: RingPlace | None = None           # ring that goes round as their stages do
+    columns_at: int = 0
+    column_barriers: int = 0
     kernel: str = ""
     unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
     half_of: Callable[[Any], int] = field(default=lambda dim: 0, repr=False)       # `Chain.half_of`
+
+    @property
+    def column_stages(self) -> int:
+        return self.stages[self.column_ring] if self.columns and self.column_ring else 0
 
     def size(self, dim: Any) -> int:
         return -(-int(dim.size) // self.unit) * self.unit if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -466,17 +477,22 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     choice.added_bytes = sum(4 * choice.size(chain.index) * in_lines(2 * choice.size(d.dims[1])) // 2
                              for x in chain.added for d in x.args)
 
+    choice.columns, choice.column_ring = staged_columns(chain, places, choice, kernel)
+
     def needed() -> int:                               # results leave from where rounds have had what they add
         outgoing = max(sum(out_bytes.values()), choice.adding * choice.added_bytes)
-        return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN
-                + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
+        return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN * (not choice.columns)
+                + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items())
+                + column_bytes(choice, chain, kernel.barriers))
 
     choice.adding = 2 * bool(chain.added)
     choice.adding -= bool(chain.added) and needed() > bound
+    choice.columns = choice.columns if needed() <= bound else ()
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
-            if needed() + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) > min(bound, share):
+            more = column_bytes(choice, chain, kernel.barriers) // choice.column_stages if choice.columns else 0
+            if needed() + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) + more > min(bound, share):
                 break
             for ring in rounds:
                 choice.stages[ring] += 1
@@ -488,6 +504,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     first = choice.added_at = memory.take(max(sum(out_bytes.values()), choice.adding * choice.added_bytes), PATTERN)
     choice.outs = dict(zip(out_bytes, itertools.accumulate((first, *out_bytes.values()))))
     choice.shared = {x: memory.take(nbytes, PATTERN) for x, nbytes in shared.items()}
+    choice.columns_at = memory.take(column_bytes(choice, chain), 16)
+    choice.column_barriers = memory.take(kernel.barriers * choice.column_stages)
     choice.added_barriers = memory.take(kernel.barriers * choice.adding)
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes
@@ -496,6 +514,28 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
         return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of shared "
                 f"memory, but only {bound} are available; use fewer stages or smaller blocks")
     return None
+
+
+def staged_columns(chain: Chain, places: ChainPlaces, choice: ScheduleChoice,
+                   kernel: KernelLimits) -> tuple[tuple[Value, ...], RingPlace | None]:
+    """What products begin at by columns, and a ring of the last of these products. Where tiles add in an order, the warp
+    passes turns on."""
+    users: dict[Value, list[Value]] = {}
+    for x in chain.body:
+        for y in x.args:
+            users.setdefault(y, []).append(x)
+    is_free = kernel.uses_tma and not (choice.ordered or chain.wide or chain.is_straight) and choice.cluster.is_single
+    if not is_free or choice.blocks[chain.index.name] < 2 * WARP or only_adds(chain):
+        return (), None
+    found = tuple(x for x in chain.body if x.op == READ and x.dims == (chain.index,) and all(
+        y.op == BELOW or y.op == LOWERED for y in users[x]) and any(y.op == BELOW for y in users[x]))
+    begun = [d for d in dots(chain.body) if len(d.args) > 2 and d.args[2].op == BELOW and d.args[2].args[0] in found]
+    rings = [ring for ring in places.rings_of(begun[-1:]) if ring.index is not None]
+    return (found, rings[0]) if len(begun) == len(found) and rings else ((), None)
+
+
+def column_bytes(choice: ScheduleChoice, chain: Chain, barriers: int = 0) -> int:
+    return choice.column_stages * (4 * (len(choice.columns) * choice.blocks[chain.index.name] + 4) + barriers)
 
 
 def _check_stages(places: ChainPlaces, choice: ScheduleChoice, given: dict[RingPlace, int]) -> None:
