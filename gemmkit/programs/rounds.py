@@ -153,7 +153,7 @@ class ColumnRole(ProducerRole):
         if part is self.order.after:
             return
         consumer, below = self.consumer, {x.args[0]: x.args[1:] for x in self.chain.body if x.op == BELOW}
-        count, is_large = -(-self.step // WARP), "False"
+        count, is_large = -(-self.step // WARP), ""
         self.put("ring_columns.acquire(at_columns)")
         for n, x in enumerate(self.choice.columns):
             element = Element(self.chain, x, consumer.known, self.of_tile, consumer.lowered, by_lanes=True)
@@ -168,7 +168,7 @@ class ColumnRole(ProducerRole):
                          f"{rare} = steep({name}) | ({over} * {over} > 2.0**64)", f"{name} = apply(times, {name}, {over})")
                 is_large = rare
             self.put(f"column_stages.put({name}, {n}, at_columns, lane)")
-        self.put(f"column_stages.say({is_large}, at_columns, lane)", "ring_columns.commit(at_columns)",
+        self.put(*([f"column_stages.say({is_large}, at_columns, lane)"] if is_large else []), "ring_columns.commit(at_columns)",
                  "at_columns = ring_columns.advance(at_columns)")
 
 
