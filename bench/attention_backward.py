@@ -6,10 +6,11 @@
 | | FlashAttention 4's, where the package flash-attn-4 is installed |
 | alibi, soft cap, window, grouped | FlexAttention's, by ``torch.compile`` (`bench.torch_attention`) |
 
-Each peer is beside both forms of gemmkit's: the default, whose gradients are the same bits every time, and ``deterministic=False``
-("in any order"), which is what these peers do. All are ``torch.autograd.grad`` of q, k and v of a call that is kept, timed in turns by events in one run: of these sizes the
-device takes longer than the host. Gradients are compared with the peer's before; a causal row counts half of the products.
-With ``--device cpu`` small cases run in the emulator, beside PyTorch's own mathematics: the times are no measurement.
+Each peer is beside both forms of gemmkit's: the default, whose gradients are the same bits every time, and
+``deterministic=False`` ("in any order"), which is what these peers do. All are ``torch.autograd.grad`` of q, k and v of a
+call that is kept, timed in turns by events in one run: of these sizes the device takes longer than the host. Gradients are
+compared with the peer's before; a causal row counts half of the products. With ``--device cpu`` small cases run in the
+emulator, beside PyTorch's own mathematics: the times are no measurement.
 """
 
 from __future__ import annotations

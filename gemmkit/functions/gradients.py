@@ -264,9 +264,10 @@ def _vector(info: ArrayInfo, readonly: bool = True) -> Frozen:
 # The programs. Their arguments are those of `gemmkit.functions.attention.softmax_attention`, and lse, what it has returned.
 
 @program
-def row_sums(delta: Parameter, shift: Parameter, do: Parameter, out: Parameter, lse: Parameter, dlse: Parameter | None) -> None:
-    """What the softmax takes from all scores of a row; a change of lse changes them by the weights themselves. And what their
-    exponents are shifted by: rounds that asked whether it is finite took 4 instructions more a column, of 45."""
+def row_sums(delta: Parameter, shift: Parameter, do: Parameter, out: Parameter, lse: Parameter,
+             dlse: Parameter | None) -> None:
+    """What the softmax takes from all scores of a row; a change of lse changes them by the weights themselves. And what
+    their exponents are shifted by, which rounds then need not test: 4 instructions less for each of a thread's columns."""
     for b, h, m in gp.parallel(*do.counts, do.rows):
         sums = (do[b, h, m] * out[b, h, m]).sum(axis=1)
         delta[b, h, m] = sums if dlse is None else sums - dlse[b, h, m]
@@ -343,7 +344,7 @@ def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope:
 
 F32 = np.dtype(np.float32)
 WIDEST_OF_BOTH = 256                   # head sizes of k and v together whose gradients one launch has the registers for
-SHORT_HEAD, LONG_HEAD = 64, 128        # of k: up to the one a warpgroup has rows of what is added to dq, of the other columns
+SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: up to the one, or the other
 IN_ANY_ORDER = Mapping(ordered=False)
 
 
@@ -386,7 +387,7 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
-    sums_q = None
+    sums_q: Any = None
     if not rules.deterministic and adds_queries(q, k, v, do, dq, dkv[0]):
         sums_q = empty_like(q, q.shape, F32)
         _put(sums_q, 0)
@@ -410,10 +411,11 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     together = partial if sum(x.shape[-1] for x in partial if x is not None) <= WIDEST_OF_BOTH else None
     for dk, dv in [together] if together else [(partial[0], None), (None, partial[1])]:
         if dk is not None or dv is not None:
-            gradients_of_keys(dk, dv, q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored,
-                              sums_q, mapping=None if sums_q is None else IN_ANY_ORDER, stream=stream)
+            gradients_of_keys(dk, dv, q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen,
+                              *scored, sums_q, mapping=None if sums_q is None else IN_ANY_ORDER, stream=stream)
     if sums_q is not None:
-        scaled_sums(*(x[None] if packed else x for x in (dq, sums_q)), rules.scale, stream=stream)
+        found: tuple[Any, Any] = dq, sums_q
+        scaled_sums(*(x[None] if packed else x for x in found), rules.scale, stream=stream)
     for result, of_heads in zip(dkv, partial):
         if result is not None and result is not of_heads:
             _put(result, _summed(of_heads, result.shape))

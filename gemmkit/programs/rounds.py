@@ -62,8 +62,9 @@ class StagedColumns(Component):
         each(put_column, values, self, self.begin(slot.stage, array), lane)
 
     def say(self, is_large: bool, slot: Any, lane: int) -> None:
+        said = convert(F32, 1.0 if is_large else 0.0)
         if lane == 0:
-            store_shared(shared(F32, self.offset), self.begin(slot.stage, self.arrays), 0, (convert(F32, 1.0 if is_large else 0.0),))
+            store_shared(shared(F32, self.offset), self.begin(slot.stage, self.arrays), 0, (said,))
 
     def is_large(self, slot: Any) -> bool:
         return load_shared(shared(F32, self.offset), self.begin(slot.stage, self.arrays), 0, 1)[0] != 0.0
@@ -107,6 +108,7 @@ def begin_by_columns(consumer: Consumer, x: Value) -> list[str]:
     shift, *factors = x.args
     columns, name = consumer.choice.columns, consumer.name(x)
     n, count = columns.index(shift), consumer.values(x)
+    assert consumer.choice.column_ring is not None
     at = f"at_{consumer.choice.column_ring.name}"
     lines = [f"ring_columns.wait({at})"] if n == 0 else []
     lines.append(f"{name} = column_stages.take({count}, {n}, {at})")
@@ -135,6 +137,10 @@ class ColumnRole(ProducerRole):
         read = dict.fromkeys(x.data[0].name for x in self.chain.where)
         return ", ".join(dict.fromkeys(["sizes", *read, *self.arrays, *(callee.name for callee in self.ranges.masks)]))
 
+    @property
+    def rings(self) -> list[str]:
+        return ["columns"] if self.lines else []
+
     def called(self) -> list[str]:
         return [f"        elif thread_index() >= {3 * WARP}:", f"            bring({self.taken})"] if self.lines else []
 
@@ -160,7 +166,8 @@ class ColumnRole(ProducerRole):
             text, call = element.printed(count)
             consumer.take(element)
             self.arrays += sorted(element.arrays)
-            name, function = consumer.name(x), consumer.functions.setdefault(text, consumer.naming.fresh(f"make_{consumer.name(x)}"))
+            name = consumer.name(x)
+            function = consumer.functions.setdefault(text, consumer.naming.fresh(f"make_{name}"))
             self.put(f"{name} = {call(function)}")
             if below[x]:
                 over, rare = consumer.names_of(x, "over", "rare")
@@ -168,8 +175,9 @@ class ColumnRole(ProducerRole):
                          f"{rare} = steep({name}) | ({over} * {over} > 2.0**64)", f"{name} = apply(times, {name}, {over})")
                 is_large = rare
             self.put(f"column_stages.put({name}, {n}, at_columns, lane)")
-        self.put(*([f"column_stages.say({is_large}, at_columns, lane)"] if is_large else []), "ring_columns.commit(at_columns)",
-                 "at_columns = ring_columns.advance(at_columns)")
+        if is_large:
+            self.put(f"column_stages.say({is_large}, at_columns, lane)")
+        self.put("ring_columns.commit(at_columns)", "at_columns = ring_columns.advance(at_columns)")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -159,7 +159,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, score: Any, scale: float | None, layout: str,
-              lengths: Any, key_starts: Any, key_lengths: Any, pages: Any, return_lse: bool, deterministic: bool = True) -> Any:
+              lengths: Any, key_starts: Any, key_lengths: Any, pages: Any, return_lse: bool,
+              deterministic: bool = True) -> Any:
     if layout not in forward.LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
     is_recorded = records(q, k, v)
@@ -513,7 +514,8 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
 def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
           score: Score | None = None, mask: Mask | None = None, deterministic: bool = True) -> Any:
     """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
-    return causal_or_plain(*(x.transpose(1, 2) for x in (q, k, v)), is_causal, scale, score, mask, deterministic)
+    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale, score, mask,
+                           deterministic)
 
 
 #: The name of gemmkit's attention among those of transformers.

@@ -505,8 +505,9 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("add", "begins", "bring", "columns", "lane", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "own",
-         "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which", "with_rows")
+TAKEN = ("add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_seen", "following", "free_from",
+         "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which",
+         "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -615,9 +616,8 @@ class ChainPrinter:
         read = dict.fromkeys(x.data[0].name for x in self.chain.where)
         read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
-        takes_all = [name for name in arguments if name not in takes_maps and name != TURNS]
         added = [x.data.parameter.name for x in self.chain.added]
-        takes_all = [name for name in takes_all if name not in added]
+        takes_all = [name for name in arguments if name not in (*takes_maps, TURNS, *added)]
         adds = ["added"] if added else []
         taken = ["sizes", *read, *asked], added, [TURNS] * self.choice.ordered
         adder = Adder(self.chain, self.places, self.choice, self.order, self.ranges, False)
@@ -627,7 +627,7 @@ class ChainPrinter:
         producer.tiles()
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
-                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds, *(["columns"] * bool(columns.lines)))),
+                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds, *columns.rings)),
                 "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not self.choice.ordered),
                 "    if group == 0:", "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
