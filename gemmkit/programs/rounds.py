@@ -110,12 +110,14 @@ def begin_by_columns(consumer: Consumer, x: Value) -> list[str]:
     n, count = columns.index(shift), consumer.values(x)
     assert consumer.choice.column_ring is not None
     at = f"at_{consumer.choice.column_ring.name}"
-    lines = [f"ring_columns.wait({at})"] if n == 0 else []
+    taken = sum(f"{consumer.name(y)} taken" in consumer.met for y in columns)
+    consumer.met.add(f"{consumer.name(shift)} taken")
+    lines = [f"ring_columns.wait({at})"] if not taken else []
     lines.append(f"{name} = column_stages.take({count}, {n}, {at})")
     if factors:
         _, rare = consumer.names_of(shift, "over", "rare")
         lines += [f"{rare} = column_stages.is_large({at})", f"if {rare}:", f"    {name} = fill(F32, {count}, 0.0)"]
-    if n == len(columns) - 1:
+    if taken == len(columns) - 1:
         lines.append(f"ring_columns.release({at}.stage)")
     return lines
 

@@ -615,8 +615,7 @@ class AddedOut(PanelTile):
         """A warpgroup's 64 rows from ``row`` on; the piece has so many ``rows`` of the block."""
         own = row + own_row()
         if len(values) % 16 == 0 and self.line % 32 == 0:
-            is_odd = own % 2
-            places = generate(4, octet_place, self, self.begin_of(slot.stage), own, column + own_column() + is_odd * 16, is_odd)
+            places = generate(4, octet_place, self, self.begin_of(slot.stage), own, column + own_column(), own % 2)
             each(put_panel, split(values, 16), self, places, own, rows)
         else:
             each(put_octet, split(values, 4), self, self.begin_of(slot.stage), own, column, rows)
@@ -652,8 +651,7 @@ class AddedOut(PanelTile):
 
 def octet_place(i: int, out: AddedOut, begin: int, row: int, column: int, is_odd: int) -> int:
     """Where the i-th octet of columns is put of a panel's first: those of odd rows go two ahead, and back."""
-    further = i * 8 if i < 2 else i * 8 - is_odd * 32
-    return begin + out.layout.position((row, column + further), out.held)
+    return begin + out.layout.position((row, column + i * 8 + (is_odd * 16 if i < 2 else -is_odd * 16)), out.held)
 
 
 def put_panel(values: tuple, n: int, out: AddedOut, places: tuple, row: int, rows: int) -> None:
@@ -671,7 +669,8 @@ def put_octets(i: int, n: int, octets: tuple, panel: int, out: AddedOut, places:
 
 
 def put_rows(pair: tuple, n: int, out: AddedOut, place: int, panel: int, row: int, rows: int) -> None:
-    store_shared(shared(F32, out.offset), place, panel + n * 8 * out.line, kept_pair(pair, out, row + n * 8, rows))
+    kept = apply(pair_or_zeros, pair, row + n * 8 < rows) if out.packed else pair
+    store_shared(shared(F32, out.offset), place, panel + n * 8 * out.line, kept)
 
 
 def either(n: int, first: int, one: tuple, other: tuple) -> Any:
@@ -680,19 +679,8 @@ def either(n: int, first: int, one: tuple, other: tuple) -> Any:
 
 def put_octet(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
     """Eight columns: two of each of a thread's two rows."""
-    each(put_pair, split(values, 2), out, begin, row, column + n * 8 + own_column(), rows)
-
-
-def put_pair(pair: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
-    own = row + n * 8
-    place = out.layout.position((own, column), out.held)
-    store_shared(shared(F32, out.offset), begin + place, 0, kept_pair(pair, out, own, rows))
-
-
-def kept_pair(pair: tuple, out: AddedOut, row: int, rows: int) -> tuple:
-    if out.packed:
-        return apply(pair_or_zeros, pair, row < rows)
-    return pair
+    place = begin + out.layout.position((row, column + n * 8 + own_column()), out.held)
+    each(put_rows, split(values, 2), out, place, 0, row, rows)
 
 
 def pair_or_zeros(x: Any, n: int, is_there: bool) -> Any:

@@ -22,19 +22,19 @@ from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER
 from gemmkit.programs.chains.chain import (
-    BELOW,
-    LOWERED,
     READ,
     Chain,
     ChainPlaces,
     OperandBlock,
     ProductPart,
     RingPlace,
+    columns_begun,
     depends,
     dots,
     late_values,
     loaded,
     only_adds,
+    ring_of_columns,
     why_not_across,
     why_not_ahead,
     zero_values,
@@ -53,7 +53,7 @@ MOST_LINES, ON_THE_WAY = 256, 256      # of a block that TMA brings at once; lin
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ROOM_OF_SHORTER = 112                  # with which a third warpgroup pays where blocks are shorter, and products run ahead
 AT_ONCE = {1: 16, 2: 16, 3: 0}          # registers of matrices more, of those that a round has at once
-WARP = 32
+SHORTEST_STAGED = 64                   # blocks whose columns a warp computes
 THIRD = 0.85                           # the time that rows take with a third warpgroup
 
 
@@ -86,8 +86,8 @@ class ScheduleChoice:
     added_at: int = 0
     added_bytes: int = 0
     added_barriers: int = 0
-    columns: tuple[Value, ...] = ()    # values of a round's columns that a warp computes for all (`ColumnRole`), and the
-    column_ring: RingPlace | None = None           # ring that goes round as their stages do
+    columns: tuple[Value, ...] = ()    # of a round's columns, which a warp computes for all (`ColumnRole`)
+    column_ring: RingPlace | None = None           # that goes round as their stages do
     columns_at: int = 0
     column_barriers: int = 0
     kernel: str = ""
@@ -97,6 +97,10 @@ class ScheduleChoice:
     @property
     def column_stages(self) -> int:
         return self.stages[self.column_ring] if self.columns and self.column_ring else 0
+
+    def column_bytes(self, length: int) -> int:
+        """Of a stage: a number of each column, and whether one of them is large."""
+        return 4 * (len(self.columns) * length + 4)
 
     def size(self, dim: Any) -> int:
         return -(-int(dim.size) // self.unit) * self.unit if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -477,13 +481,17 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     choice.added_bytes = sum(4 * choice.size(chain.index) * in_lines(2 * choice.size(d.dims[1])) // 2
                              for x in chain.added for d in x.args)
 
-    choice.columns, choice.column_ring = staged_columns(chain, places, choice, kernel)
+    length = choice.blocks[chain.index.name]
+    choice.columns = () if choice.ordered or chain.wide or not choice.cluster.is_single or not kernel.uses_tma or (
+        length < SHORTEST_STAGED) else columns_begun(chain)          # where tiles add in an order, the warp passes turns on
+    choice.column_ring = ring_of_columns(chain, places, choice.columns)
+    choice.columns = choice.columns if choice.column_ring is not None else ()
 
     def needed() -> int:                               # results leave from where rounds have had what they add
         outgoing = max(sum(out_bytes.values()), choice.adding * choice.added_bytes)
         return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN * (not choice.columns)
                 + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items())
-                + column_bytes(choice, chain, kernel.barriers))
+                + choice.column_stages * (choice.column_bytes(length) + kernel.barriers))
 
     choice.adding = 2 * bool(chain.added)
     choice.adding -= bool(chain.added) and needed() > bound
@@ -491,8 +499,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
-            more = column_bytes(choice, chain, kernel.barriers) // choice.column_stages if choice.columns else 0
-            if needed() + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) + more > min(bound, share):
+            more = choice.column_bytes(length) + kernel.barriers if choice.columns else 0
+            if needed() + more + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) > min(bound, share):
                 break
             for ring in rounds:
                 choice.stages[ring] += 1
@@ -504,7 +512,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     first = choice.added_at = memory.take(max(sum(out_bytes.values()), choice.adding * choice.added_bytes), PATTERN)
     choice.outs = dict(zip(out_bytes, itertools.accumulate((first, *out_bytes.values()))))
     choice.shared = {x: memory.take(nbytes, PATTERN) for x, nbytes in shared.items()}
-    choice.columns_at = memory.take(column_bytes(choice, chain), 16)
+    choice.columns_at = memory.take(choice.column_stages * choice.column_bytes(length), 16)
     choice.column_barriers = memory.take(kernel.barriers * choice.column_stages)
     choice.added_barriers = memory.take(kernel.barriers * choice.adding)
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
@@ -514,28 +522,6 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
         return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of shared "
                 f"memory, but only {bound} are available; use fewer stages or smaller blocks")
     return None
-
-
-def staged_columns(chain: Chain, places: ChainPlaces, choice: ScheduleChoice,
-                   kernel: KernelLimits) -> tuple[tuple[Value, ...], RingPlace | None]:
-    """What products begin at by columns, and a ring of the last of these products. Where tiles add in an order, the warp
-    passes turns on."""
-    users: dict[Value, list[Value]] = {}
-    for x in chain.body:
-        for y in x.args:
-            users.setdefault(y, []).append(x)
-    is_free = kernel.uses_tma and not (choice.ordered or chain.wide or chain.is_straight) and choice.cluster.is_single
-    if not is_free or choice.blocks[chain.index.name] < 2 * WARP or only_adds(chain):
-        return (), None
-    found = tuple(x for x in chain.body if x.op == READ and x.dims == (chain.index,) and all(
-        y.op == BELOW or y.op == LOWERED for y in users[x]) and any(y.op == BELOW for y in users[x]))
-    begun = [d for d in dots(chain.body) if len(d.args) > 2 and d.args[2].op == BELOW and d.args[2].args[0] in found]
-    rings = [ring for ring in places.rings_of(begun[-1:]) if ring.index is not None]
-    return (found, rings[0]) if len(begun) == len(found) and rings else ((), None)
-
-
-def column_bytes(choice: ScheduleChoice, chain: Chain, barriers: int = 0) -> int:
-    return choice.column_stages * (4 * (len(choice.columns) * choice.blocks[chain.index.name] + 4) + barriers)
 
 
 def _check_stages(places: ChainPlaces, choice: ScheduleChoice, given: dict[RingPlace, int]) -> None:
