@@ -102,24 +102,27 @@ def column_stages(choice: ScheduleChoice, chain: Chain) -> list[str]:
             f"empty_arrivals={4 * choice.warpgroups}, readers=WARPS)"]
 
 
-def begin_by_columns(consumer: Consumer, x: Value) -> list[str]:
-    """A consumer's lines. A stage is awaited for the first of a round's numbers, and released behind the last. It is where
-    the ring of the last one's product is, which is released later."""
+def begun_below(consumer: Consumer, x: Value) -> list[str]:
+    """A consumer's lines for what a product begins at. Where that would be inexact, exponents begin at 0, and are computed
+    as they are written (`Consumer.lower`). A stage of columns is awaited for the first of a round's numbers, and released
+    behind the last. It is where the ring of the last one's product is, which is released later."""
     shift, *factors = x.args
-    columns, name = consumer.choice.columns, consumer.name(x)
-    n, count = columns.index(shift), consumer.values(x)
-    assert consumer.choice.column_ring is not None
-    at = f"at_{consumer.choice.column_ring.name}"
-    taken = sum(f"{consumer.name(y)} taken" in consumer.met for y in columns)
-    consumer.met.add(f"{consumer.name(shift)} taken")
-    lines = [f"ring_columns.wait({at})"] if not taken else []
-    lines.append(f"{name} = column_stages.take({count}, {n}, {at})")
-    if factors:
-        _, rare = consumer.names_of(shift, "over", "rare")
-        lines += [f"{rare} = column_stages.is_large({at})", f"if {rare}:", f"    {name} = fill(F32, {count}, 0.0)"]
-    if taken == len(columns) - 1:
-        lines.append(f"ring_columns.release({at}.stage)")
-    return lines
+    columns, ring = consumer.choice.columns, consumer.choice.column_ring
+    name, count, lines, last = consumer.name(x), consumer.values(x), [], []
+    over, rare = consumer.names_of(shift, "over", "rare") if factors else ("", "")
+    if shift in columns and ring is not None:
+        taken = sum(f"{consumer.name(y)} taken" in consumer.met for y in columns)
+        consumer.met.add(f"{consumer.name(shift)} taken")
+        lines += [] if taken else [f"ring_columns.wait(at_{ring.name})"]
+        lines.append(f"{name} = column_stages.take({count}, {columns.index(shift)}, at_{ring.name})")
+        lines += [f"{rare} = column_stages.is_large(at_{ring.name})"] if factors else []
+        last += [f"ring_columns.release(at_{ring.name}.stage)"] if taken == len(columns) - 1 else []
+    else:
+        consumer.lowered[x] = over,
+        lines += [f"{over} = reciprocal({consumer.number(factors[0])})",
+                  f"{rare} = steep({consumer.name(shift)}) | ({over} * {over} > 2.0**64)", f"{name} = {consumer.applied(x)}"]
+    zeros = [f"if {rare}:", f"    {name} = fill(F32, {count}, 0.0)"] if factors else []
+    return [*lines, *zeros, *last]
 
 
 @dataclass

@@ -593,8 +593,7 @@ def take_share(x: Numeric, i: int, of: Any, which: int, share: int, first: int, 
 #
 # Source: Shah et al., "FlashAttention-3", 2024, whose gradient of queries is added up so, without an order.
 
-WARP = 32
-TURNS = "turn_counts"
+WARP, TURNS = 32, "turn_counts"
 
 
 @dataclass(frozen=True)
@@ -650,7 +649,7 @@ class AddedOut(PanelTile):
 
 
 def octet_place(i: int, out: AddedOut, begin: int, row: int, column: int, is_odd: int) -> int:
-    """Where the i-th octet of columns is put of a panel's first: those of odd rows go two ahead, and back."""
+    """Where the i-th octet of a panel is put: those of odd rows go two ahead, and back."""
     return begin + out.layout.position((row, column + i * 8 + (is_odd * 16 if i < 2 else -is_odd * 16)), out.held)
 
 

@@ -54,7 +54,7 @@ from gemmkit.programs.chains.schedule import (
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
-from gemmkit.programs.rounds import ColumnRole, begin_by_columns, column_stages
+from gemmkit.programs.rounds import ColumnRole, begun_below, column_stages
 from gemmkit.programs.sums import TURNS, Adder, handed_on
 from gemmkit.programs.text import EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
@@ -155,10 +155,8 @@ class Consumer(Role):
             self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
         elif x in self.chain.factors:
             self.rescale(x)
-        elif x.op == BELOW and x.args[0] in self.choice.columns:
-            self.put(*begin_by_columns(self, x))
-        elif x.op == BELOW and x.args[1:]:
-            self.begin_below(x)
+        elif x.op == BELOW and (x.args[1:] or x.args[0] in self.choice.columns):
+            self.put(*begun_below(self, x))
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
             for part in self.exponents(x):
@@ -190,16 +188,6 @@ class Consumer(Role):
         bound = _bound_of(x)
         least = self.least.get(bound) or scalar_text(bound)
         self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {least})")
-
-    def begin_below(self, x: Value) -> None:
-        """What a product begins at whose exponents are shifted; where that would be inexact it begins at 0, and they are
-        computed as they are written (`lower`)."""
-        shift, factor = x.args
-        name, (over, rare) = self.name(x), self.names_of(shift, "over", "rare")
-        self.lowered[x] = over,
-        self.put(f"{over} = reciprocal({self.number(factor)})",
-                 f"{rare} = steep({self.name(shift)}) | ({over} * {over} > 2.0**64)", f"{name} = {self.applied(x)}",
-                 f"if {rare}:", f"    {name} = fill(F32, {self.values(x)}, 0.0)")
 
     # -- exponents ----------------------------------------------------------------------------------------------------
 
