@@ -397,9 +397,6 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     mask = None if rules.mask.is_everything else rules.mask
     score = None if isinstance(rules.score, PlainScores) else rules.score
     scored = score, rules.slope, k_stacks, v_stacks, k_share, v_share
-    if dq is not None and sums_q is None:
-        gradient_of_queries(dq, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, mask, *scored,
-                            stream=stream)
     seen = None if mask is None else seen_from_keys(mask)
     if rules.key_lengths is not None:
         seen = OfLengths(seen_from_keys(rules.mask), rules.key_lengths, columns)
@@ -408,14 +405,22 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if packed:
         for x in partial:
             _put(x, 0)
-    together = partial if sum(x.shape[-1] for x in partial if x is not None) <= WIDEST_OF_BOTH else None
-    for dk, dv in [together] if together else [(partial[0], None), (None, partial[1])]:
-        if dk is not None or dv is not None:
-            gradients_of_keys(dk, dv, q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen,
-                              *scored, sums_q, mapping=None if sums_q is None else IN_ANY_ORDER, stream=stream)
+    given = q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored
+    if sums_q is not None:
+        try:
+            gradients_of_keys(*partial, *given, sums_q, mapping=IN_ANY_ORDER, stream=stream)
+        except ConfigError:                            # a score or a mask that needs more registers than a round has left
+            sums_q = None
     if sums_q is not None:
         found: tuple[Any, Any] = dq, sums_q
         scaled_sums(*(x[None] if packed else x for x in found), rules.scale, stream=stream)
+    elif dq is not None:
+        gradient_of_queries(dq, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, mask, *scored,
+                            stream=stream)
+    together = partial if sum(x.shape[-1] for x in partial if x is not None) <= WIDEST_OF_BOTH else None
+    for dk, dv in [together] if together else [(partial[0], None), (None, partial[1])]:
+        if sums_q is None and (dk is not None or dv is not None):
+            gradients_of_keys(dk, dv, *given, stream=stream)
     for result, of_heads in zip(dkv, partial):
         if result is not None and result is not of_heads:
             _put(result, _summed(of_heads, result.shape))

@@ -485,13 +485,16 @@ def test_any_order(machine: Any, session: Any, name: str, rng: np.random.Generat
 
 @pytest.mark.kin(1)
 @on_machines
-@pytest.mark.parametrize("kind", ["heads of 72", "unaligned", "another GPU", "one alone"])
+@pytest.mark.parametrize("kind", ["heads of 72", "unaligned", "another GPU", "one alone", "soft cap of 128"])
 def test_what_has_an_order_anyway(machine: Any, session: Any, kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the one kernel does not take has two, whose results are right whatever was allowed."""
     queries, keys = sizes(machine, 12, 21)
-    size = 72 if kind == "heads of 72" else 40
+    size = {"heads of 72": 72, "soft cap of 128": 128}.get(kind, 40)
     arrays, grad = operands(rng, (1, 2, queries, size), (1, 2, keys, size))
     more: dict[str, Any] = dict(scale=0.3, cut=lambda x: x[..., 2:34]) if kind == "unaligned" else {}
+    if kind == "soft cap of 128":
+        make, formula, slope = SCORES["soft cap"]
+        more = dict(score=make(machine.array), formula=formula, slope=slope, slack=2e-3)
     monkeypatch.setattr(room, "scaled_sums", None)
     with session(machine, by_warps=kind == "another GPU"):
         if kind == "one alone":
