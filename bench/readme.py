@@ -155,8 +155,6 @@ LIBRARIES = (
          is_work("", peer="cuDNN")),
     Line("the same in any order, against FlashAttention 2", "attention_backward", "by PyTorch, in any order",
          is_work("", peer="FlashAttention 2")),
-    Line("the same in any order, against FlashAttention 4", "attention_backward", "by PyTorch, in any order",
-         is_work("", peer="FlashAttention 4")),
     Line("recurrences, against torch.compile", "recurrences", "by torch.compile"),
     Line("recurrences, against a Triton kernel", "recurrences", "by Triton"),
     Line("softmax and norms, against PyTorch and torch.compile", "rows", "rows"),

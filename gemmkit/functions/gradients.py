@@ -345,7 +345,7 @@ def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope:
 F32 = np.dtype(np.float32)
 WIDEST_OF_BOTH = 256                   # head sizes of k and v together whose gradients one launch has the registers for
 SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: up to the one, or the other
-IN_ANY_ORDER = Mapping(ordered=False)
+IN_ANY_ORDER, WIDE_ROWS = Mapping(ordered=False), 2048                 # columns of rows that sums are converted as
 
 
 class Rules(NamedTuple):
@@ -377,7 +377,7 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     None of what is not ``needed``. Arrays and rules are those of a call of `gemmkit.attention`, with what it returned."""
     packed = rules.offsets is not None
     dtype = describe(q, "q").dtype
-    made = [empty_like(q, x.shape, dtype) if is_needed else None for x, is_needed in zip((q, k, v), needed)]
+    made: list[Any] = [empty_like(q, x.shape, dtype) if is_needed else None for x, is_needed in zip((q, k, v), needed)]
     do, q, k, v, out, dq, *dkv = (None if x is None else _by_heads(x, rules.layout) for x in (do, q, k, v, out, *made))
     columns = k.shape[-2]
     is_nothing = not columns or not math.prod(q.shape)
@@ -387,10 +387,8 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
-    sums_q: Any = None
-    if not rules.deterministic and adds_queries(q, k, v, do, dq, dkv[0]):
-        sums_q = empty_like(q, q.shape, F32)
-        _put(sums_q, 0)
+    sums = empty_like(q, made[0].shape, F32) if not rules.deterministic and adds_queries(q, k, v, do, dq, dkv[0]) else None
+    _put(sums, 0)
     row_sums(*(x[None] if packed and x is not None else x for x in (delta, shift, do, out, lse, dlse)), stream=stream)
     (of_k, k_stacks, k_share), (of_v, v_stacks, v_share) = (_own_stacks(x, q, packed) for x in (k, v))
     offsets = rules.offsets or (None, None)
@@ -406,20 +404,20 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
         for x in partial:
             _put(x, 0)
     given = q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored
-    if sums_q is not None:
+    if sums is not None:
         try:
-            gradients_of_keys(*partial, *given, sums_q, mapping=IN_ANY_ORDER, stream=stream)
+            gradients_of_keys(*partial, *given, _by_heads(sums, rules.layout), mapping=IN_ANY_ORDER, stream=stream)
         except ConfigError:                            # a score or a mask that needs more registers than a round has left
-            sums_q = None
-    if sums_q is not None:
-        found: tuple[Any, Any] = dq, sums_q
-        scaled_sums(*(x[None] if packed else x for x in found), rules.scale, stream=stream)
+            sums = None
+    if sums is not None:
+        wide = max(math.gcd(math.prod(sums.shape), WIDE_ROWS), q.shape[-1])
+        scaled_sums(made[0].reshape(1, 1, -1, wide), sums.reshape(1, 1, -1, wide), rules.scale, stream=stream)
     elif dq is not None:
         gradient_of_queries(dq, q, of_k, of_v, do, lse, delta, *offsets, rules.key_lengths, rules.scale, mask, *scored,
                             stream=stream)
     together = partial if sum(x.shape[-1] for x in partial if x is not None) <= WIDEST_OF_BOTH else None
     for dk, dv in [together] if together else [(partial[0], None), (None, partial[1])]:
-        if sums_q is None and (dk is not None or dv is not None):
+        if sums is None and (dk is not None or dv is not None):
             gradients_of_keys(dk, dv, *given, stream=stream)
     for result, of_heads in zip(dkv, partial):
         if result is not None and result is not of_heads:
