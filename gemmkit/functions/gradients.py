@@ -362,13 +362,13 @@ class Rules(NamedTuple):
     deterministic: bool = True         # else dq may be added up in any order (`adds_queries`)
 
 
-def adds_queries(q: Any, k: Any, v: Any, do: Any, dq: Any, dk: Any) -> bool:
+def adds_queries(given: list[ArrayInfo]) -> bool:
     """Whether the tiles of keys add the gradient of q, by TMA: on Hopper, of heads that the sums of a round have registers
     for. Else there are two kernels, and their results are the same bits every time."""
-    given, (size, width) = [describe(x, "x") for x in (q, k, v, do)], (k.shape[-1], v.shape[-1])
+    _, size, width, _ = (info.shape[-1] for info in given)
     kernel = kernel_of(IN_ANY_ORDER, target(given[0].device))
     fits = max(size, width) <= SHORT_HEAD or size == LONG_HEAD >= width
-    return dq is not None and dk is not None and fits and kernel.uses_tma and all(kernel.why_not(x) is None for x in given)
+    return fits and kernel.uses_tma and all(kernel.why_not(x) is None for x in given)
 
 
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,
@@ -387,7 +387,9 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
-    sums = empty_like(q, made[0].shape, F32) if not rules.deterministic and adds_queries(q, k, v, do, dq, dkv[0]) else None
+    may_add = not rules.deterministic and dq is not None and dkv[0] is not None
+    is_added = may_add and adds_queries([describe(x, "x") for x in (q, k, v, do)])
+    sums = empty_like(q, made[0].shape, F32) if is_added else None
     _put(sums, 0)
     row_sums(*(x[None] if packed and x is not None else x for x in (delta, shift, do, out, lse, dlse)), stream=stream)
     (of_k, k_stacks, k_share), (of_v, v_stacks, v_share) = (_own_stacks(x, q, packed) for x in (k, v))

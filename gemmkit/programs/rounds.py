@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.kernels.collectives.scheduler import Slot
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.components import dataclass as component
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import each, generate
 from gemmkit.programs.called import CALLED, EXTENT, F32, F64, is_whole_load
 from gemmkit.programs.chains.chain import BELOW, Chain
@@ -57,25 +59,25 @@ class StagedColumns(Component):
     def begin(self, stage: int, array: int) -> int:
         return stage * (self.arrays * self.columns + 4) + array * self.columns
 
-    def put(self, values: tuple, array: int, slot: Any, lane: int) -> None:
+    def put(self, values: tuple, array: int, slot: Slot, lane: int) -> None:
         """A lane's columns, a warp's apart."""
         each(put_column, values, self, self.begin(slot.stage, array), lane)
 
-    def say(self, is_large: bool, slot: Any, lane: int) -> None:
+    def say(self, is_large: bool, slot: Slot, lane: int) -> None:
         said = convert(F32, 1.0 if is_large else 0.0)
         if lane == 0:
             store_shared(shared(F32, self.offset), self.begin(slot.stage, self.arrays), 0, (said,))
 
-    def is_large(self, slot: Any) -> bool:
+    def is_large(self, slot: Slot) -> bool:
         return load_shared(shared(F32, self.offset), self.begin(slot.stage, self.arrays), 0, 1)[0] != 0.0
 
-    def take(self, count: int, array: int, slot: Any) -> tuple:
+    def take(self, count: int, array: int, slot: Slot) -> tuple:
         """Of each of a thread's ``count`` sums the number of its column."""
         pairs = generate(count // 4, column_pair, self, self.begin(slot.stage, array) + own_column())
         return generate(count, of_pair, pairs)
 
 
-def put_column(x: Any, n: int, to: StagedColumns, begin: int, lane: int) -> None:
+def put_column(x: Numeric, n: int, to: StagedColumns, begin: int, lane: int) -> None:
     if lane + n * WARP < to.columns:
         store_shared(shared(F32, to.offset), begin + lane, n * WARP, (x,))
 
@@ -88,7 +90,7 @@ def of_pair(i: int, pairs: tuple) -> Any:
     return pairs[i // 4][i % 2]
 
 
-def times(x: Any, i: int, by: Any) -> Any:
+def times(x: Numeric, i: int, by: Numeric) -> Numeric:
     return x * by
 
 
