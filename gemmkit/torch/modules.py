@@ -8,19 +8,23 @@ computes by its own class, so that a model is right everywhere and fast where it
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from types import FunctionType
 from typing import Any, SupportsIndex
 
 import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
+from gemmkit import programs as gp
+from gemmkit.programs.decorated import program
 from gemmkit.torch.attention import register_attention, scaled_dot_product_attention
 from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, of_16_bits
-from gemmkit.torch.product import DATA, NARROW, casts, is_here, takes
+from gemmkit.torch.product import DATA, NARROW, casts, is_eager, is_here, records, takes
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
 
@@ -392,8 +396,96 @@ class JoinedLinear:
         return {"sizes": self.sizes, "linear": None, "held": None, "count": 0}
 
 
+@program
+def turned(x: Any, y: Any, cos_x: Any, sin_x: Any, cos_y: Any, sin_y: Any, u: Any, v: Any) -> None:
+    """Rows of two halves, turned by an angle of each place and column (Su et al., "RoFormer", 2021, eq. 34)."""
+    for b, h, m in gp.parallel(*x.counts, x.rows):
+        u[b, h, m] = x[b, h, m] * cos_x[b, m] - y[b, h, m] * sin_x[b, m]
+        v[b, h, m] = y[b, h, m] * cos_y[b, m] + x[b, h, m] * sin_y[b, m]
+
+
+class Rotation:
+    """A model's function that turns queries and keys, in one kernel where both are columns of one product; each result is
+    rounded once. What else it is given, the model's own function turns."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *more: Any, **how: Any) -> Any:
+        if more or how or not self._takes(q, k, cos, sin):
+            return self.function(q, k, cos, sin, *more, **how)
+        (batch, heads, rows, size), half = q.shape, q.shape[-1] // 2
+        both = q.as_strided((batch, heads + k.shape[1], rows, size), (q.stride(0), size, q.stride(2), 1))
+        out = q.new_empty((batch, rows, heads + k.shape[1], size)).transpose(1, 2)
+        if batch != len(cos):
+            cos, sin = cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
+        turned(both[..., :half], both[..., half:], cos[..., :half], sin[..., :half], cos[..., half:], sin[..., half:],
+               out[..., :half], out[..., half:])
+        return out[:, :heads], out[:, heads:]
+
+    @staticmethod
+    def _takes(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+        if not all(type(x) is torch.Tensor and x.dtype == q.dtype for x in (q, k, cos, sin)) or q.dtype not in NARROW:
+            return False
+        if not q.dim() == k.dim() == 4 or not cos.dim() == sin.dim() == 3 or not is_here(q) or not is_eager((q, k, cos, sin)):
+            return False
+        batch, heads, rows, size = q.shape
+        steps = ((n, step) for n, step in enumerate((q.stride(0), size, q.stride(2), 1)))
+        are_columns = (k.shape == (batch, k.shape[1], rows, size)
+                       and all(x.shape[n] == 1 or x.stride(n) == step for n, step in steps for x in (q, k))
+                       and k.data_ptr() == q.data_ptr() + heads * size * q.element_size()
+                       and k.untyped_storage().data_ptr() == q.untyped_storage().data_ptr())
+        return (are_columns and q.numel() > 0 and size % 2 == 0 and cos.shape == sin.shape
+                and tuple(cos.shape) in ((batch, rows, size), (1, rows, size)) and cos.device == sin.device == q.device
+                and not records(q, k, cos, sin))
+
+
+class _Names(dict):                                                           # type: ignore[type-arg]
+    """A module's global names, as they are at any time, but for some."""
+
+    def __init__(self, names: dict[str, Any], **own: Any):
+        super().__init__(own, __builtins__=names["__builtins__"])
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        return self._names[name]
+
+
+_ROTATION = "apply_rotary_pos_emb"
+
+
+def turning(forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The method of transformers' attention whose global function `_ROTATION` is a `Rotation`; None where it calls none, or
+    one that turns in another way, such as neighbouring columns."""
+    if not isinstance(forward, FunctionType) or _ROTATION not in forward.__code__.co_names:
+        return None
+    return _turning(forward, forward.__globals__.get(_ROTATION))
+
+
+@functools.lru_cache(maxsize=256)
+def _turning(forward: FunctionType, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    drawn = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (torch.randn(shape, generator=drawn, device="cpu")
+                      for shape in ((2, 3, 5, 8), (2, 2, 5, 8), (2, 5, 8), (2, 5, 8)))
+    with torch.no_grad():
+        try:
+            found = function(q, k, cos, sin)
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return None
+    wanted = [x * cos[:, None] + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin[:, None] for x in (q, k)]
+    if not isinstance(found, tuple) or len(found) != 2 or not all(
+            isinstance(y, torch.Tensor) and y.shape == x.shape and torch.allclose(y, x, atol=1e-5)
+            for x, y in zip(wanted, found)):
+        return None
+    names = _Names(forward.__globals__, **{_ROTATION: Rotation(function)})
+    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
+
+
 class FastQKV(Replaced):
-    """Attention whose queries, keys and values (`QKV`) are one product where no gradient is recorded."""
+    """Attention whose queries, keys and values (`QKV`) are one product where no gradient is recorded; a `Rotation` turns
+    them."""
 
     what = "gk.torch.Linear, one for q, k and v"
 
@@ -418,8 +510,9 @@ class FastQKV(Replaced):
         x = keywords.get("hidden_states", args[0] if args else None)
         if joined.linear is None or not joined.computed([own[name] for name in self._gemmkit_names], x):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
+        own_forward = self._gemmkit_base.forward                             # type: ignore[attr-defined]
         try:
-            found = super().forward(*args, **keywords)                        # type: ignore[misc]
+            found = (turning(own_forward) or own_forward)(self, *args, **keywords)
         finally:
             joined.held = None
         if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all
