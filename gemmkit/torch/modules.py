@@ -405,8 +405,8 @@ def turned(x: Any, y: Any, cos_x: Any, sin_x: Any, cos_y: Any, sin_y: Any, u: An
 
 
 class Rotation:
-    """A model's function that turns queries and keys, in one kernel where both are columns of one product; each result is
-    rounded once. What else it is given, the model's own function turns."""
+    """A model's function that turns queries and keys, each result rounded once: in one kernel where both are columns of one
+    product, else in two. What else it is given, the model's own function turns."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
@@ -414,30 +414,42 @@ class Rotation:
     def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *more: Any, **how: Any) -> Any:
         if more or how or not self._takes(q, k, cos, sin):
             return self.function(q, k, cos, sin, *more, **how)
-        (batch, heads, rows, size), half = q.shape, q.shape[-1] // 2
-        both = q.as_strided((batch, heads + k.shape[1], rows, size), (q.stride(0), size, q.stride(2), 1))
-        out = q.new_empty((batch, rows, heads + k.shape[1], size)).transpose(1, 2)
-        if batch != len(cos):
-            cos, sin = cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
-        turned(both[..., :half], both[..., half:], cos[..., :half], sin[..., :half], cos[..., half:], sin[..., half:],
+        if len(q) != len(cos):
+            cos, sin = cos.expand(len(q), -1, -1), sin.expand(len(q), -1, -1)
+        both = _of_both(q, k)
+        if both is None:
+            return self._turned(q, cos, sin), self._turned(k, cos, sin)
+        return self._turned(both, cos, sin).split((q.shape[1], k.shape[1]), 1)
+
+    @staticmethod
+    def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        (batch, heads, rows, size), half = x.shape, x.shape[-1] // 2
+        out = x.new_empty((batch, rows, heads, size)).transpose(1, 2)          # as products store heads
+        turned(x[..., :half], x[..., half:], cos[..., :half], sin[..., :half], cos[..., half:], sin[..., half:],
                out[..., :half], out[..., half:])
-        return out[:, :heads], out[:, heads:]
+        return out
 
     @staticmethod
     def _takes(q: Any, k: Any, cos: Any, sin: Any) -> bool:
-        if not all(type(x) is torch.Tensor and x.dtype == q.dtype for x in (q, k, cos, sin)) or q.dtype not in NARROW:
+        given = q, k, cos, sin
+        if not all(type(x) is torch.Tensor and x.dtype == q.dtype and x.device == q.device and x.numel() for x in given):
             return False
-        if not q.dim() == k.dim() == 4 or not cos.dim() == sin.dim() == 3 or not is_here(q) or not is_eager((q, k, cos, sin)):
+        if not (q.dim() == k.dim() == 4 and cos.dim() == sin.dim() == 3 and q.dtype in NARROW and is_here(q)):
             return False
-        batch, heads, rows, size = q.shape
-        steps = ((n, step) for n, step in enumerate((q.stride(0), size, q.stride(2), 1)))
-        are_columns = (k.shape == (batch, k.shape[1], rows, size)
-                       and all(x.shape[n] == 1 or x.stride(n) == step for n, step in steps for x in (q, k))
-                       and k.data_ptr() == q.data_ptr() + heads * size * q.element_size()
-                       and k.untyped_storage().data_ptr() == q.untyped_storage().data_ptr())
-        return (are_columns and q.numel() > 0 and size % 2 == 0 and cos.shape == sin.shape
-                and tuple(cos.shape) in ((batch, rows, size), (1, rows, size)) and cos.device == sin.device == q.device
-                and not records(q, k, cos, sin))
+        batch, _, rows, size = q.shape
+        return (k.shape == (batch, k.shape[1], rows, size) and size % 2 == 0 and cos.shape == sin.shape
+                and tuple(cos.shape) in ((batch, rows, size), (1, rows, size)) and is_eager(given) and not records(*given))
+
+
+def _of_both(q: torch.Tensor, k: torch.Tensor) -> Any:
+    """The heads of q and of k as one tensor, a view; None where they do not follow each other in memory."""
+    (batch, heads, rows, size), more = q.shape, k.shape[1]
+    step = q.stride(0), size, q.stride(2), 1
+    if any(x.shape[n] != 1 and x.stride(n) != step[n] for n in range(4) for x in (q, k)) or (
+            k.data_ptr() != q.data_ptr() + heads * size * q.element_size()
+            or k.untyped_storage().data_ptr() != q.untyped_storage().data_ptr()):
+        return None
+    return q.as_strided((batch, heads + more, rows, size), step)
 
 
 class _Names(dict):                                                           # type: ignore[type-arg]
@@ -510,7 +522,7 @@ class FastQKV(Replaced):
         x = keywords.get("hidden_states", args[0] if args else None)
         if joined.linear is None or not joined.computed([own[name] for name in self._gemmkit_names], x):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
-        own_forward = self._gemmkit_base.forward                             # type: ignore[attr-defined]
+        own_forward = self._gemmkit_base.forward
         try:
             found = (turning(own_forward) or own_forward)(self, *args, **keywords)
         finally:

@@ -764,6 +764,9 @@ def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int 
     return tuple(x * cos + torch.cat((-x[..., x.shape[-1] // 2:], x[..., :x.shape[-1] // 2]), -1) * sin for x in (q, k))
 
 
+SIZE = 1
+
+
 def neighbours_turned(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     """As GPT-J and Cohere have it."""
     return tuple(x * cos[:, None] + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin[:, None] for x in (q, k))
@@ -777,12 +780,17 @@ def drawn_columns(device: str, dtype: Any = BF16, batch: int = 2, rows: int = 5,
 
 @on_devices
 @pytest.mark.parametrize(("dtype", "batch", "rows", "angles"), [(BF16, 2, 5, 2), (F16, 3, 1, 1), (BF16, 1, 40, 1)])
-def test_queries_and_keys_are_turned(dtype: Any, batch: int, rows: int, angles: int, device: str) -> None:
-    """By one kernel, rounded once; gemmkit's function is what computes, since the model's own would raise."""
+@pytest.mark.parametrize("apart", [False, True])
+def test_queries_and_keys_are_turned(dtype: Any, batch: int, rows: int, angles: int, apart: bool, device: str) -> None:
+    """By one kernel, or two where they lie apart; rounded once. The model's own function would raise."""
     torch.manual_seed(batch)
     given = drawn_columns(device, dtype, batch, rows, angles)
+    if apart:
+        q, k, *angles_of = given
+        given = q.contiguous(), k.transpose(-1, -2).contiguous().transpose(-1, -2), *angles_of
     with torch.no_grad():
         found = modules.Rotation(None)(*given)
+        assert (modules._of_both(*given[:2]) is None) == apart
     for one, exact in zip(found, apply_rotary_pos_emb(*(x.double() for x in given))):
         assert one.dtype == dtype and one.shape == exact.shape
         assert ((one.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-5).all()
@@ -790,11 +798,11 @@ def test_queries_and_keys_are_turned(dtype: Any, batch: int, rows: int, angles: 
 
 @on_devices
 def test_what_the_models_own_function_turns(device: str) -> None:
-    """Apart in memory, of other dtypes and shapes, and with a gradient."""
+    """Of other dtypes and shapes, and with a gradient."""
     q, k, cos, sin = drawn_columns(device)
     wide = drawn_columns(device, F32)
     calls: list[tuple[Any, ...]] = [
-        (q.clone(), k.clone(), cos, sin), (k, q, cos, sin), (q, k[:, :, 1:], cos, sin), (q, k, cos.float(), sin.float()), wide,
+        (q, k[:, :, 1:], cos, sin), (q[0], k[0], cos, sin), (q[:, :0], k, cos, sin), (q, k, cos.float(), sin.float()), wide,
         (q, k, cos[:, :3], sin[:, :3]), (q, k, cos, sin, 1), (q[..., :15], k[..., :15], cos[..., :15], sin[..., :15])]
     told: list[Any] = []
     rotation = modules.Rotation(lambda *args, **how: told.append((args, how)))
@@ -813,7 +821,6 @@ def test_which_functions_turn(in_the_emulator: None, monkeypatch: pytest.MonkeyP
         return [scale * SIZE * x for x in apply_rotary_pos_emb(q, k, cos, sin)]
 
     names = forward.__globals__
-    monkeypatch.setitem(names, "SIZE", 1)
     taken = modules.turning(forward)
     assert taken is not None and modules.turning(forward) is taken and modules.turning(lambda self: self) is None
     given = drawn_columns("cpu")
