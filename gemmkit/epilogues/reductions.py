@@ -420,8 +420,8 @@ class States(Partial):
         name, stored = type(self).__name__, describe(self.out, "out").dtype
         has_own = self.op.dtype is not None and not isinstance(self.op, NamedReduction)
         rule(has_own or accumulator.kind != "c", "epilogue", self,
-             f"D's values are {accumulator.name}, and real numbers are reduced: give an epilogues.Combine with a real dtype, and "
-             "an of= that makes such numbers of D's")
+             f"D's values are {accumulator.name}, and real numbers are reduced: give an epilogues.Combine with a real "
+             "dtype, and an of= that makes such numbers of D's")
         state = self.op.state(accumulator, stored)
         made = self.op.made(state)
         if made is not None and narrows(made, stored):
