@@ -15,7 +15,7 @@ from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 if TYPE_CHECKING:
@@ -258,6 +258,9 @@ def chain_of(loop: Loop) -> Chain:
         if chain.is_straight or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
             chain.unit = STEP
     _check_pages(chain)
+    for store in loop.updated.values() if chain.wide else ():          # both warpgroups have a tile's rows
+        if not store.read or store in stores:
+            raise refuse_update(store)
     return chain
 
 

@@ -476,7 +476,9 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     share = Index(ProgramAxis(next(iter(parts)), len(chain.indices) - 1, splits, stack=True), chain.share)
     for c, (name, info) in zip(chain.carried, cells.items()):
         chain.stores.append(StoreStatement(Parameter(name, info.shape, F32), chain.indices, c.after, None, c.inside.line))
-    merging = Loop("parallel", chain.indices, _merged(chain, merge, share, parts, stores), line=chain.line)
+    read = {x.data[0] for x in walked([store.value for store in stores]) if x.op == "load"}
+    merging = Loop("parallel", chain.indices, _merged(chain, merge, share, parts, stores), line=chain.line,
+                   updated={store.parameter.name: store for store in stores if store.parameter in read})
     return Shares(merging, share, widths, cells, parts)
 
 
