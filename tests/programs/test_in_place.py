@@ -69,8 +69,7 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float) -> None:
 
 
 @gk.program
-def sequences(q: Any, k: Any, v: Any, offsets: Any) -> None:
-    """The queries, which are operands as well, of packed sequences."""
+def sequences(q: Any, k: Any, v: Any, offsets: Any, o: Any) -> None:
     of_q, of_k = gp.packed(q.rows, offsets), gp.packed(k.rows, offsets)
     for b, h, m in gp.parallel(of_q.count, q.count, of_q.rows):
         total, acc = gp.zeros(m), gp.zeros(m, v.columns)
@@ -78,7 +77,17 @@ def sequences(q: Any, k: Any, v: Any, offsets: Any) -> None:
             p = gp.exp(gp.minimum(q[h, m] @ k[h, n].T, 2.0))
             total += p.sum(axis=1)
             acc += p.astype(v.dtype) @ v[h, n]
-        q[h, m] += acc / gp.maximum(total, 1.0)
+        o[h, m] += acc / gp.maximum(total, 1.0)
+
+
+@gk.program
+def own(q: Any, k: Any, v: Any) -> None:
+    """The queries, which are operands as well."""
+    for h, m in gp.parallel(q.count, q.rows):
+        acc = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            acc += gp.minimum(q[h, m] @ k[h, n].T, 2.0).astype(v.dtype) @ v[h, n]
+        q[h, m] += acc
 
 
 @gk.program
@@ -123,7 +132,9 @@ FORMS: dict[str, Form] = {
     "pieces": (pieces, lambda d: [d.half(d.rows, d.depth), d.half(3, d.depth, d.columns), d.held(d.rows, d.columns), d.offsets()], {}),
     "attention": (attention, lambda d: [d.half(2, d.rows, d.depth), d.half(2, 75, d.depth), d.half(2, 75, d.columns),
                                         d.held(2, d.rows, d.columns)], dict(scale=0.3)),
-    "sequences": (sequences, lambda d: [d.half(2, d.rows, d.depth), d.half(2, d.rows, d.depth), d.half(2, d.rows, d.depth), d.offsets()], {}),
+    "sequences": (sequences, lambda d: [d.half(2, d.rows, d.depth), d.half(2, d.rows, d.depth), d.half(2, d.rows, d.columns), d.offsets(),
+                                        d.held(2, d.rows, d.columns)], {}),
+    "own": (own, lambda d: [d.half(2, d.rows, d.depth), d.half(2, 75, d.depth), d.half(2, 75, d.depth)], {}),
     "residual": (residual, lambda d: [d.half(d.rows, d.depth), d.half(d.depth, d.columns), d.half(d.columns, d.depth)], {}),
     "layers": (layers, lambda d: [d.half(d.rows, d.depth), d.half(3, d.depth, d.depth)], {}),
 }
@@ -283,10 +294,21 @@ def all_rows(q: Any, k: Any) -> None:
         q[m] = acc
 
 
-@pytest.mark.parametrize("program, count", [(each_of_the_other, 4), (values_of_rows, 3), (totals, 3), (named, 3), (of_another_tile, 3), (all_rows, 2)],
+@gk.program
+def packed_queries(q: Any, k: Any, offsets: Any) -> None:
+    """A piece's last block has rows of the next one."""
+    rows = gp.packed(q.rows, offsets)
+    for _b, m in gp.parallel(rows.count, rows.rows):
+        acc = gp.zeros(m, k.columns)
+        for n in gp.sequential(k.rows):
+            acc += (q[m] @ k[n].T).astype(k.dtype) @ k[n]
+        q[m] += acc
+
+
+@pytest.mark.parametrize("program, count", [(packed_queries, 2), (each_of_the_other, 4), (values_of_rows, 3), (totals, 3), (named, 3), (of_another_tile, 3), (all_rows, 2)],
                          ids=lambda x: x.function.__name__ if isinstance(x, gp.Program) else "")
 def test_what_may_be_stored_already_is_refused(program: gp.Program, count: int) -> None:
-    vector = {"values_of_rows": np.zeros(64, F32), "totals": np.zeros(64, F32), "named": np.arange(64, dtype=np.int32)}
+    vector = {"packed_queries": np.array([0, 64], np.int32), "values_of_rows": np.zeros(64, F32), "totals": np.zeros(64, F32), "named": np.arange(64, dtype=np.int32)}
     arrays = [np.zeros((64, 64), F16) for _ in range(count)] + [x for name, x in vector.items() if name == program.function.__name__]
     with pytest.raises(ValueError, match="is both read and stored"):
         program.plan(*arrays)

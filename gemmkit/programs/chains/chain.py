@@ -258,9 +258,11 @@ def chain_of(loop: Loop) -> Chain:
         if chain.is_straight or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
             chain.unit = STEP
     _check_pages(chain)
-    for store in loop.updated.values() if chain.wide else ():          # both warpgroups have a tile's rows
-        if not store.read or store in stores:
-            raise refuse_update(store)
+    staged = {y.data[0] for dot in dots(chain.body) for x in dot.args[:2] if (y := loaded(x)) is not None}
+    staged |= {c.init.data[0] for c in chain.carried if c.init.op == "load"}
+    for store in (store for store in stores if store.parameter.name in loop.updated):
+        if chain.wide or (chain.piece is not None and store.parameter in staged):
+            raise refuse_update(store)                 # both warpgroups have the rows; a block has those of the next piece
     return chain
 
 
