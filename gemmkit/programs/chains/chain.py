@@ -615,16 +615,16 @@ def _put_in_turn(chain: Chain, places: ChainPlaces, kernel: KernelLimits) -> Non
     """Right operands of products that go one after the other share a ring; long ones come in parts, and a product adds one
     after the other. Raises ValueError, with the user's line, for
     products of which one does not need the one before, and for a block that two of them take."""
-    order, body = dots(chain.body), set(chain.body)
-    for n, d in enumerate(order):
-        if n and not depends(d, {order[n - 1]}, body):
-            raise refused(ValueError, "a product that does not need the product before it; products without a loop go one "
-                                      "after the other (only .reference(...) runs others)", d.line)
-    taken = [places.blocks[d, 1] for d in order]
-    twice = next((n for n, block in enumerate(taken) if block in taken[:n] or block.ring.blocks != [block]), None)
-    if twice is not None:
-        raise refused(ValueError, f"{taken[twice].parameter.name} is an operand of two products; products without a loop "
-                                  "have an array each (only .reference(...) runs others)", order[twice].line)
+    order, taken, names = dots(chain.body), list[OperandBlock](), {block.name for block in places.blocks.values()}
+    for d in order:
+        block = places.blocks[d, 1]
+        if block in taken or block.ring.blocks != [block]:             # another product has it in parts of its own
+            block = OperandBlock(unique(block.name, names), block.parameter, block.key, d.args[1].dims, block.ring)
+            if d.args[1].op == "transpose":
+                block.dims = block.dims[::-1]
+            names.add(block.name)
+            places.blocks[d, 1] = block
+        taken.append(block)
     ring = RingPlace(chain.index, taken, in_turn=True)
     places.rings = [*(held for held in places.rings if not any(block in taken for block in held.blocks)), ring]
     for d, block in zip(order, taken):
