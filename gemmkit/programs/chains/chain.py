@@ -650,6 +650,9 @@ def handed_over(chain: Chain) -> None:
         a, b = dot.args[0], loaded(dot.args[1])
         if loaded(a) is None and b is not None and a.op != SHARED:
             source = a.args[0] if a.op == "cast" else a
+            if source.op == "load":                    # threads read it, and do nothing else
+                source = Value("mul", (source, Value("const", data=1.0, line="")), a.dims, None, a.name, dot.line)
+                chain.body.insert(chain.body.index(dot), source)
             new = Value("handover", (source,), a.dims, None, f"{a.name or source.name or 'value'}_as_a", dot.line)
             at = chain.body.index(source) + 1 if source in chain.body else chain.body.index(dot)
             chain.body.insert(at, new)

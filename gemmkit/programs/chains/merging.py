@@ -359,22 +359,23 @@ LENGTH = "length"
 
 
 def check_bounded(chain: Chain) -> None:
-    """Raises ValueError, with the user's line, for rounds that cannot end within a block."""
+    """Raises ValueError, with the user's line, for rounds that cannot end within a block. Threads read a left operand that a
+    product sums over: behind a length it counts as zeros, and it begins anywhere."""
     index = chain.index
     if chain.length is None and chain.start is None:
         return
-    for x in (loaded(x) for dot in dots(chain.body) for x in dot.args[:2] if chain.start is not None):
-        if x is not None and x.dims[1] is index:
-            raise refused(ValueError, f"{index} goes along the columns of {x.data[0].name}, and has a start: a kernel's "
-                                      "blocks begin at multiples of 16 bytes there. a kernel takes starts of rows; pass "
-                                      "the transposed array (only .reference(...) runs others)", chain.line)
+    for dot in dots(chain.body):
+        a = dot.args[0]
+        if a.op == "load" and a.dims[1] is index:
+            read = Value("cast", (a,), a.dims, np.dtype(a.data[0].dtype), a.name, dot.line)
+            chain.body.insert(chain.body.index(dot), read)
+            dot.args = (read, *dot.args[1:])
     for dot in dots(chain.body) if chain.length is not None or chain.starts_within else ():
         a = loaded(dot.args[0])
         if a is not None and dot.args[0].dims[1] is index:
-            raise refused(ValueError, f"a product sums over {index}, and takes both operands as they are: behind a length, "
-                                      f"and in front of a start in a page, blocks of {a.data[0].name} hold what the array "
-                                      "has there. a kernel takes lengths of computed operands only (only .reference(...) "
-                                      "runs others)", dot.line)
+            raise refused(ValueError, f"a product sums over {index}, and takes {a.data[0].name} transposed: behind a length "
+                                      "and in front of a start in a page its blocks hold what the array has there. pass the "
+                                      "transposed array, x[m, k] @ y[k] (only .reference(...) runs others)", dot.line)
     block = next((c for c in chain.carried if c.init.op == "load"), None)
     if block is not None:
         raise refused(ValueError, f"{block.inside.name} begins as a block of {block.init.data[0].name}, but rounds have a "
