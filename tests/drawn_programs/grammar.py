@@ -35,7 +35,7 @@ from tests.drawn_programs.syntax import (
 __all__ = ["Case", "drawn"]
 
 WIDE = 264, 320, 384, 512                                              # whose columns two warpgroups share
-WIDTHS = 8, 16, 24, 32, 40, 48, 56, 72, 80, 96, 104, 112, 136, 160     # of heads and layers
+WIDTHS = 3, 8, 16, 20, 24, 32, 36, 40, 48, 50, 56, 72, 80, 96, 100, 104, 112, 136, 160     # of heads and layers
 SMALL, MIDDLE = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 40), (48, 63, 64, 65, 70, 81, 96, 97, 100, 127, 128, 129)
 LARGE = (130, 150, 191, 192, 200, 255, 256, 257, 299, 300)
 OPERANDS, ELEMENTS, RESULTS = list("abcuvwxq"), ["bias", "scale", "gate", "shift", "extra", "gamma", "beta", "third"], list("deyzro")

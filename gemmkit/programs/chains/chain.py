@@ -255,7 +255,8 @@ def chain_of(loop: Loop) -> Chain:
         is_wide = isinstance(dot.dims[1], Axis) and MOST_COLUMNS < dot.dims[1].size <= 2 * MOST_COLUMNS
         chain.wide = chain.wide or (is_wide and not chain.is_straight)
         axis = dot.args[0].dims[1]
-        if chain.is_straight or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
+        is_odd = any(isinstance(dim, Axis) and dim.size % 8 for dim in (axis, dot.dims[1]))
+        if chain.is_straight or is_odd or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
             chain.unit = STEP
     _check_pages(chain)
     staged = {y.data[0] for dot in dots(chain.body) for x in dot.args[:2] if (y := loaded(x)) is not None}
