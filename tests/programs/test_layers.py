@@ -190,13 +190,17 @@ LAYERS: dict[str, tuple[gp.Program, Any]] = {
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("mapping", [None, gk.Mapping(kernel="multistage"), gk.Mapping(warpgroups=1), gk.Mapping(stages={"w": 3})], ids=repr)
-@pytest.mark.parametrize("shape", [(70, 64, 96), (300, 512, 64), (5, 72, 200), (64, 256, 256), (1, 8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(70, 64, 96), (300, 512, 64), (5, 72, 184), (64, 256, 256), (1, 8, 8)], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_products_in_any_order(machine: Any, name: str, shape: tuple[int, int, int], mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
     """Also those that come in parts, whose stages the next product's parts follow in."""
     (program, shapes), (rows, columns, hidden) = LAYERS[name], shape
     *weights, width = shapes(columns, hidden)
     if width > 256:
+        return
+    if hidden == 256 and name != "tied":               # whose sums are there at the same time
+        with pytest.raises(gk.ConfigError, match="registers|shorter blocks"):
+            program.plan(half(rng, rows, columns), *(half(rng, *x) for x in weights), poison((rows, width), F16), mapping=mapping)
         return
     arrays = [half(rng, rows, columns), *(half(rng, *x) for x in weights), poison((rows, width), F16)]
     exact, given = program.reference(*arrays), [machine.array(x) for x in arrays]

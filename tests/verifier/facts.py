@@ -427,8 +427,12 @@ def check_registers(text: Text) -> None:
         if in_turn(plan):              # products go one after the other
             body, size = resizing.made.chain.body, choice.size
             handed = {x: size(x.dims[1]) // 4 for x in body if x.op == "handover"}
-            need = max(size(x.dims[1]) // 2 + handed.get(x.args[0], 0) for x in body if x.op == "dot")
-            room = max(kernel.room[choice.warpgroups], 192 if choice.warpgroups < 3 else 0)
+            dots = [x for x in body if x.op == "dot"]
+            begun = {x.args[2] for x in dots if x.args[2:]}                    # parts of products
+            alone = {x: [y for y in dots[:n] if y not in begun and not chains.depends(x, {y}, {*body})] for n, x in enumerate(dots)}
+            need = max(sum(size(y.dims[1]) // 2 for y in (x, *alone[x])) + handed.get(x.args[0], 0) for x in dots)
+            room = max(kernel.room[choice.warpgroups] + (schedule.AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else 0),
+                       192 if choice.warpgroups < 3 else 0)
         else:
             rounds = [loop for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
                       if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)]

@@ -568,14 +568,18 @@ CALLING = 20                           # for what functions of a user's compute 
 def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool,
                      parts: Names[Value, int] = MappingProxyType({})) -> int:
     """Registers of a thread for all sums and for what is handed over, or for the matrices that a round has ``at_once``; of
-    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. ``parts``: columns
-    of products of which warpgroups have a part. Raises ConfigError for odd sizes of products."""
+    products without a loop for the sums of one, of those before that it does not need, and what it takes. ``size``: of a
+    dimension in a round. ``parts``: columns of products of which warpgroups have a part. Raises ConfigError for odd sizes of
+    products."""
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
     sums = {d: _sums(parts.get(d) or size(d.dims[1]), d.line) for d in dots(chain.body)}
     handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
     if chain.is_straight:
-        return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
+        order, body, begun = list(sums), set(chain.body), {d.args[2] for d in sums if d.args[2:]}      # parts of products
+        apart = {d: sum(sums[x] for x in order[:n] if x not in begun and not depends(d, {x}, body))
+                 for n, d in enumerate(order)}
+        return READING * len(read) + max(sums[d] + apart[d] + handed.get(d.args[0], 0) for d in sums)
     own = {**sums, **handed}
     need = _most_at_once(chain, size, own) if at_once else sum(own.values())
     return need + READING * len(read)
