@@ -81,7 +81,7 @@ ENDS = [
     ("x = flag * acc", "at most two dimensions"), ("x = a * 2", "without indices"), ("alpha[m] = acc", "store results in array arguments"),
     # stores
     ("y = acc", r"y = \.\.\. only rebinds the name.*write y\[m, n\]"),
-    ("d[m, n] += acc", "d is stored twice"), ("d[m, m] = acc", "is used twice"),
+    ("d[m, m] = acc", "is used twice"),
     ("with gp.once(n): y[m] = acc.sum(axis=1) + y[m]", "y is both read and stored.*acc \\+ c\\[m\\]"),
     ("acc[m, n] = 1.0", "assigned as a whole"),
     ("y[n] = flag[m]", "each element must get one value"), ("with gp.once(m): y[m] = flag[m]", "only the first block along"),
