@@ -22,6 +22,7 @@ from tests.support.machines import on_devices  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+ATTENTION: Any = importlib.import_module("gemmkit.torch.attention")
 
 
 class LlamaRMSNorm(nn.Module):
@@ -789,8 +790,8 @@ def test_queries_and_keys_are_turned(dtype: Any, batch: int, rows: int, angles: 
         q, k, *angles_of = given
         given = q.contiguous(), k.transpose(-1, -2).contiguous().transpose(-1, -2), *angles_of
     with torch.no_grad():
-        found = modules.Rotation(None)(*given)
-        assert (modules._of_both(*given[:2]) is None) == apart
+        found = ATTENTION.Rotation(None)(*given)
+        assert (ATTENTION._of_both(*given[:2]) is None) == apart
     for one, exact in zip(found, apply_rotary_pos_emb(*(x.double() for x in given))):
         assert one.dtype == dtype and one.shape == exact.shape
         assert ((one.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-5).all()
@@ -805,7 +806,7 @@ def test_what_the_models_own_function_turns(device: str) -> None:
         (q, k[:, :, 1:], cos, sin), (q[0], k[0], cos, sin), (q[:, :0], k, cos, sin), (q, k, cos.float(), sin.float()), wide,
         (q, k, cos[:, :3], sin[:, :3]), (q, k, cos, sin, 1), (q[..., :15], k[..., :15], cos[..., :15], sin[..., :15])]
     told: list[Any] = []
-    rotation = modules.Rotation(lambda *args, **how: told.append((args, how)))
+    rotation = ATTENTION.Rotation(lambda *args, **how: told.append((args, how)))
     with torch.no_grad():
         for call in calls:
             rotation(*call)
@@ -821,8 +822,8 @@ def test_which_functions_turn(in_the_emulator: None, monkeypatch: pytest.MonkeyP
         return [scale * SIZE * x for x in apply_rotary_pos_emb(q, k, cos, sin)]
 
     names = forward.__globals__
-    taken = modules.turning(forward)
-    assert taken is not None and modules.turning(forward) is taken and modules.turning(lambda self: self) is None
+    taken = ATTENTION.turning(forward)
+    assert taken is not None and ATTENTION.turning(forward) is taken and ATTENTION.turning(lambda self: self) is None
     given = drawn_columns("cpu")
     with torch.no_grad():
         for size in (1, 2):
@@ -830,7 +831,7 @@ def test_which_functions_turn(in_the_emulator: None, monkeypatch: pytest.MonkeyP
             near(taken(None, *given), forward(None, *given), 0.02)
     for function in (neighbours_turned, None, lambda q, k, cos, sin: (k, q), lambda *args: apply_rotary_pos_emb(*args)[0]):
         monkeypatch.setitem(names, "apply_rotary_pos_emb", function)
-        assert modules.turning(forward) is None
+        assert ATTENTION.turning(forward) is None
 
 
 @on_devices
@@ -855,7 +856,7 @@ def test_a_llama(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
                                                "gk.torch.Linear, one for q, k and v"}
     assert [x.kind for x in report.left] == ["Embedding"]
     turned: list[Any] = []
-    monkeypatch.setattr(modules, "turned", lambda *args, own=modules.turned: (turned.append(args), own(*args)))
+    monkeypatch.setattr(ATTENTION, "turned", lambda *args, own=ATTENTION.turned: (turned.append(args), own(*args)))
     with torch.no_grad():
         near([call() for call in calls], wanted, 0.03)
         assert len(turned) == 4
