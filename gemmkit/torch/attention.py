@@ -27,6 +27,7 @@ from gemmkit.functions.slope import Replay, slope_of
 from gemmkit.kernels.masks import Causal, Mask, Padding, Score, ScoreBias
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.programs.decorated import program
+from gemmkit.programs.values import Parameter
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.torch.autograd import OutputCoordinates, TensorWorld
@@ -599,7 +600,8 @@ def _padding(found: torch.Tensor, said: dict[str, Any]) -> Mask | None:
 # Rotary embeddings: transformers' attention turns queries and keys by a function of its module.
 
 @program
-def turned(x: Any, y: Any, cos_x: Any, sin_x: Any, cos_y: Any, sin_y: Any, u: Any, v: Any) -> None:
+def turned(x: Parameter, y: Parameter, cos_x: Parameter, sin_x: Parameter, cos_y: Parameter, sin_y: Parameter,
+           u: Parameter, v: Parameter) -> None:
     """Rows of two halves, turned by an angle of each place and column (Su et al., "RoFormer", 2021, eq. 34)."""
     for b, h, m in gp.parallel(*x.counts, x.rows):
         u[b, h, m] = x[b, h, m] * cos_x[b, m] - y[b, h, m] * sin_x[b, m]
@@ -613,7 +615,8 @@ class Rotation:
     def __init__(self, function: Callable[..., Any]):
         self.function = function
 
-    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *more: Any, **how: Any) -> Any:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object,
+                 **how: object) -> Any:
         if more or how or not self._takes(q, k, cos, sin):
             return self.function(q, k, cos, sin, *more, **how)
         if len(q) != len(cos):
@@ -632,7 +635,7 @@ class Rotation:
         return out
 
     @staticmethod
-    def _takes(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+    def _takes(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
         given = q, k, cos, sin
         if not all(type(x) is torch.Tensor and x.dtype == q.dtype and x.device == q.device and x.numel() for x in given):
             return False
@@ -657,7 +660,7 @@ def _of_both(q: torch.Tensor, k: torch.Tensor) -> Any:
 class _Names(dict):                                                           # type: ignore[type-arg]
     """A module's global names, as they are at any time, but for some."""
 
-    def __init__(self, names: dict[str, Any], **own: Any):
+    def __init__(self, names: dict[str, Any], **own: object):
         super().__init__(own, __builtins__=names["__builtins__"])
         self._names = names
 
