@@ -12,7 +12,8 @@ multiplies K / ranks of the sum.
 | fused | PyTorch's own operator on symmetric memory |
 
 A mixture of experts, tokens x width x hidden, is over all ranks, with 8 choices of 64 experts for each token. "all-to-all"
-is PyTorch's `all_to_all_single` of a row for each choice with `torch._grouped_mm`; "alone" is `gemmkit.torch.experts` of a
+is PyTorch's `all_to_all_single` of a row for each choice with `torch._grouped_mm`, "compiled" the same with what is between
+the exchanges by `torch.compile`; "alone" is `gemmkit.torch.experts` of a
 rank's share of the choices.
 
 Every variant is called in turns, the ranks together, and a rank's time is by events over several calls; of all turns the
@@ -106,27 +107,36 @@ def mixture(shape: tuple[int, int, int], device: torch.device) -> Variants:
     gate, up, down = (drawn((own, *of), device, 31 + 3 * rank + n) / of[0] ** 0.5
                       for n, of in enumerate(((K, hidden), (K, hidden), (hidden, K))))
 
-    def by_all_to_all() -> Any:
+    def compute(rows: Any, theirs: Any) -> Any:
+        """The rows that have come, in the order of the ranks and their experts, through this rank's experts."""
+        by_expert = torch.arange(own, device=device).repeat(ranks).repeat_interleave(theirs, output_size=rows.shape[0])
+        sorting = by_expert.argsort(stable=True)
+        ends, sorted_rows = theirs.view(ranks, own).sum(0).cumsum(0).int(), rows[sorting]
+        h = torch.nn.functional.silu(torch._grouped_mm(sorted_rows, gate, ends)) * torch._grouped_mm(sorted_rows, up, ends)
+        y = torch.empty_like(rows)
+        y[sorting] = torch._grouped_mm(h, down, ends)
+        return y
+
+    def combine(back: Any, order: Any) -> Any:
+        found = torch.empty_like(back)
+        found[order] = back
+        return (found.view(tokens, CHOICES, K) * weights[:, :, None]).sum(1).to(x.dtype)
+
+    def by_all_to_all(compute: Any, combine: Any) -> Any:
         expert, order = chosen.flatten().int().sort(stable=True)
         counts = torch.bincount(expert, minlength=EXPERTS)
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts)
         going, coming = torch.stack((counts, theirs)).view(2, ranks, own).sum(2).tolist()
-        rows = x.new_empty(sum(coming), K)
+        rows, back = x.new_empty(sum(coming), K), x.new_empty(len(order), K)
         dist.all_to_all_single(rows, x[order // CHOICES], coming, going)
-        by_expert = torch.arange(own, device=device).repeat(ranks).repeat_interleave(theirs, output_size=sum(coming))
-        sorting = by_expert.argsort(stable=True)
-        ends, rows = theirs.view(ranks, own).sum(0).cumsum(0).int(), rows[sorting]
-        h = torch.nn.functional.silu(torch._grouped_mm(rows, gate, ends)) * torch._grouped_mm(rows, up, ends)
-        y, back = torch.empty_like(rows), x.new_empty(len(order), K)
-        y[sorting] = torch._grouped_mm(h, down, ends)
-        dist.all_to_all_single(back, y, going, coming)
-        found = torch.empty_like(back)
-        found[order] = back
-        return (found.view(tokens, CHOICES, K) * weights[:, :, None]).sum(1).to(x.dtype)
+        dist.all_to_all_single(back, compute(rows, theirs), going, coming)
+        return combine(back, order)
 
+    compiled = torch.compile(compute), torch.compile(combine)
     return {"alone": lambda: gk.torch.experts(x, chosen % own, weights, gate, up, down),
-            "ours": lambda: distributed.experts(x, chosen, weights, gate, up, down), "all-to-all": by_all_to_all}
+            "ours": lambda: distributed.experts(x, chosen, weights, gate, up, down),
+            "all-to-all": lambda: by_all_to_all(compute, combine), "compiled": lambda: by_all_to_all(*compiled)}
 
 
 def drawn(shape: tuple[int, ...], device: torch.device, seed: int, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -193,11 +203,10 @@ def main() -> None:
             rows += rows_of(work, shape, "float32" if make is shortest else "bfloat16", us, found)
             if is_first:
                 print(work, "x".join(map(str, shape)), us, {name: f"{of:.1e}" for name, of in found.items()}, flush=True)
+                device_name = f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
+                report.write(report.document("distributed", rows, device_name, calls=CALLS, turns=TURNS),
+                             report.results_path("distributed", options.out))
             torch.cuda.empty_cache()
-    if is_first:
-        name = f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
-        report.write(report.document("distributed", rows, name, calls=CALLS, turns=TURNS),
-                     report.results_path("distributed", options.out))
     dist.destroy_process_group()
 
 

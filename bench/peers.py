@@ -61,8 +61,9 @@ class TorchPeers(Torch):
         wide = b.double()
         return self.torch.stack([(row[:, None] + wide).amin(0) for row in a[rows].double()])
 
-    def row_wise(self, work: str, is_compiled: bool) -> Callable[[Array, Array, Array], Array]:
-        """A function of x, gamma and beta: "layernorm", "rmsnorm" or "softmax"; compiled by the library, if it can."""
+    def row_wise(self, work: str, is_compiled: bool) -> Callable[..., Array]:
+        """A function of x, gamma and beta: "layernorm", "rmsnorm", "softmax" or "transposed", or also of an index, "named"
+        (`bench.row_programs`); compiled by the library, if it can."""
         from torch.nn import functional
 
         def layernorm(x: Array, gamma: Array, beta: Array) -> Array:
@@ -74,7 +75,14 @@ class TorchPeers(Torch):
         def softmax(x: Array, gamma: Array, beta: Array) -> Array:
             return functional.softmax(x, -1)
 
-        call: Any = {"layernorm": layernorm, "rmsnorm": rmsnorm, "softmax": softmax}[work]
+        def transposed(x: Array, gamma: Array, beta: Array) -> Array:
+            return (functional.silu(x) * gamma).t().contiguous()
+
+        def named(x: Array, gamma: Array, beta: Array, index: Array) -> Array:
+            return functional.rms_norm(x[index], x.shape[-1:], gamma, 1e-6)
+
+        call: Any = {"layernorm": layernorm, "rmsnorm": rmsnorm, "softmax": softmax, "transposed": transposed,
+                     "named": named}[work]
         if not is_compiled:
             return call
         self.torch._dynamo.reset()         # it compiles a function eight times, and from then on runs it as it is

@@ -186,6 +186,8 @@ LIBRARIES = (
     Line("five networks with attention alone, against PyTorch without fused attention", "networks", "networks",
          lambda row: row["work"].endswith(", attention alone")),
     Line("five networks after `accelerate`, eager", "networks", "networks", lambda row: row["work"].endswith(", eager")),
+    Line("programs: functions of rows in float64, transposed and by an index, against `torch.compile`", "row_programs",
+         "row_forms"),
     Line("host time of a call, against the library's", "host", "host", is_work("plan (", "matmul (", "matmul, in turn")),
     Line("host time of functions and layers, against PyTorch", "host", "host",
          is_work("attention", "softmax", "rmsnorm", "bias", "einsum", "torch.")),

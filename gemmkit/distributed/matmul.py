@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -254,7 +255,7 @@ def matmul_reduce_scatter(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tenso
         if not a.is_cuda or ranks.size == 1 or way == "plain":
             return how
         sending = sending_of(sizes, a, b_shard, how, conf, components)
-        gates = Gates(ranks, by_chunks(sizes[ranks.rank], sending.chunks, ranks.size))
+        gates = Gates(ranks, by_chunks(sizes[ranks.rank], sending.chunks, ranks.size), of_sums=True)
         how = how._replace(gates=gates)
         if is_fused(a, c, conf, components):
             mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
@@ -443,7 +444,7 @@ def _finished(parts: Any, c: torch.Tensor | None, out: Any, how: ReductionRule, 
 # beside the tokens a list of (row, expert, weight), one for each choice. Combine: a rank adds up its experts' results of a
 # token before it sends them back, one row for each that came. The sending rank adds these in the order of ranks.
 
-_EXACT = 2**24                         # up to which float32 has every whole number: rows and experts travel beside weights
+_EXACT = 2**24                         # up to which float32 has every whole number: experts travel beside weights
 
 
 def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
@@ -462,7 +463,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
         group: a process group; None is the default one.
 
     Returns: a new tensor (tokens, width), by this rank's tokens. Sums over a rank's experts are rounded to x's dtype before
-        they travel; they are added in float32 in the order of ranks, so every call gives the same bits. It has first
+        they travel; they are added in float32, always in one order, so every call gives the same bits. It has first
         gradients by x, weights, gate, up and down; all ranks run the backward pass, because gradients travel, too.
 
     One exchange tells all ranks how many rows each sends to each, and the host reads these numbers: a call waits for the
@@ -471,7 +472,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
     Raises, on every rank, before rows are sent
         What `gemmkit.torch.experts` raises, on the rank whose arguments it is about, and ValueError on the others.
         ValueError: the ranks' calls differ: width, hidden, numbers of experts or choices, dtypes, strides of experts,
-            activation, which tensors require gradients. 2**24 tokens or experts of a rank, or more.
+            activation, which tensors require gradients. 2**24 experts of all ranks, or more.
         RuntimeError: a rank does not come within the group's timeout; or a stream is being captured.
 
     >>> import torch, torch.distributed as dist, gemmkit
@@ -495,7 +496,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
         nonlocal cast, is_valid
         cast = *checked_experts("gemmkit.distributed.experts", x, chosen, weights, gate, up, down, activation), activation
         check_sends(ranks, x, "x")
-        _check_dispatch(x, *cast[1:-1])
+        _check_dispatch(ranks, *cast[1:-1])
         given = dict(zip(("x", "weights", "gate", "up", "down"), (x, weights, gate, up, down)))
         wanted = [name for name, y in given.items() if y.requires_grad and torch.is_grad_enabled()]
         is_valid = True
@@ -520,7 +521,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: 
     meet(ranks, "experts", x, facts, {}, make, all_know)
     if ranks.size == 1:
         return compute_experts(cast[0], chosen, weights, *cast[1:])
-    return _over_ranks(ranks, sent, cast[0], weights, cast[1:])
+    return _over_ranks(ranks, sent, cast[0], chosen, weights, cast[1:])
 
 
 def _is_capturing() -> bool:
@@ -535,10 +536,10 @@ def _no_choices(ranks: Ranks, x: object) -> torch.Tensor:
     return torch.empty((0, 0), dtype=torch.int32, device=device)
 
 
-def _check_dispatch(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+def _check_dispatch(ranks: Ranks, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
     """What a known call must not meet first when rows have been sent."""
-    if max(x.shape[0], gate.shape[0]) >= _EXACT:
-        raise ValueError(f"x has {x.shape[0]} tokens and gate {gate.shape[0]} experts; a rank takes less than 2**24 of each")
+    if ranks.size * gate.shape[0] >= _EXACT:
+        raise ValueError(f"gate has {gate.shape[0]} experts, and {ranks.size} ranks take less than 2**24 together")
     for name, y in (("gate", gate), ("up", up), ("down", down)):
         if y.data_ptr() % 16:
             raise ValueError(f"{name} begins at an address that is not a multiple of 16 bytes; TMA cannot load it, but "
@@ -549,92 +550,151 @@ def _check_dispatch(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down:
 
 
 class _Dispatch(NamedTuple):
-    """What this rank sends: tokens (``index``), and (row, expert) of each choice, in the order of the ranks they go to;
-    ``order`` are the choices' places. How many tokens and choices go to each rank and come from each: ``going`` and
-    ``coming`` on the host, ``arriving`` on the device."""
+    """What this rank sends, in the order of the ranks that it goes to, and for each rank in the order of tokens: tokens
+    (``index``), and of each choice its ``place`` and whether it is the first of its token's there (``begins``). In column t
+    of ``found`` are the places, from 1 on, of what comes back of token t, and 0 elsewhere. How many tokens and choices go to
+    each rank and come from each: ``going`` and ``coming``.
+
+    The host makes a call of PyTorch's in 20 to 30 us, and few rows are computed faster than that: so there are few calls,
+    and all that need no counts of the host's stand before it waits."""
 
     index: torch.Tensor
-    choice: torch.Tensor
-    order: torch.Tensor
+    begins: torch.Tensor
+    place: torch.Tensor
+    found: torch.Tensor
     going: list[list[int]]
     coming: list[list[int]]
-    arriving: torch.Tensor
 
     @classmethod
     def of(cls, ranks: Ranks, chosen: torch.Tensor, own: int, key: object) -> tuple[_Dispatch, bool]:
         """``own``: how many experts a rank has. In one exchange all ranks give their numbers, and say whether they know the
         call of this key; the second result is whether all do."""
-        (tokens, choices), device = chosen.shape, chosen.device
-        count, numbered = ranks.size * own, torch.arange(ranks.size, device=device)
-        number = torch.where((chosen >= 0) & (chosen < count), chosen, count).int()
-        expert, order = number.flatten().sort(stable=True)
-        goes = (number // own == numbered[:, None, None]).any(2)                         # (ranks, tokens)
-        begins = torch.searchsorted(expert, torch.arange(ranks.size + 1, device=device, dtype=torch.int32) * own)
-        said = new(chosen, (ranks.size, 3, ranks.size), torch.int64)
-        said[ranks.rank, :2].copy_(torch.stack((goes.sum(1), begins.diff())))
-        said[ranks.rank, 2].fill_(0 if key is None else 1 + int.from_bytes(sha256(repr(key).encode()).digest()[:7], "big"))
+        (tokens, choices), device, size = chosen.shape, chosen.device, ranks.size
+        count, numbers = tokens * choices, torch.arange(max(tokens * size, tokens * choices, size) + 1, device=device)
+        # 1. What goes where: (ranks, tokens, choices), and (ranks, tokens).
+        goes = chosen // own == numbers[:size, None, None]
+        sends = goes.any(2)
+        said = new(chosen, (size, 3, size), torch.int64)
+        mine = said[ranks.rank]
+        torch.sum(sends, 1, out=mine[0])
+        torch.sum(goes, (1, 2), out=mine[1])
+        mine[2].fill_(_number_of(key))
         all_gather(ranks, list(said))
-        *counts, known = said.transpose(0, 1).tolist()                 # here the host waits
+        # 2. The n-th that goes is where so many have gone.
+        row = sends.flatten().cumsum(0)
+        index = torch.searchsorted(row, numbers[1:tokens * size + 1])
+        at = torch.searchsorted(goes.flatten().cumsum(0), numbers[1:count + 1])
+        begins = row.take((at // max(choices, 1)).clamp_(max=max(tokens * size - 1, 0))).diff(prepend=numbers[:1])
+        index, place, found = index % max(tokens, 1), at % max(count, 1), row.view(size, tokens) * sends
+        if choices < size:
+            found = found.sort(0, descending=True).values[:choices]
+        *counts, known = zip(*said.tolist())                           # here the host waits
         going, coming = [of[ranks.rank] for of in counts], [[one[ranks.rank] for one in of] for of in counts]
-        index = goes.flatten().byte().sort(descending=True, stable=True).indices[:sum(going[0])] % max(tokens, 1)
-        expert, order = expert[:sum(going[1])], order[:sum(going[1])]
-        to = expert // own
-        row = (goes.cumsum(1) - 1)[to, order // max(choices, 1)]
-        sent = cls(index, torch.stack((row, expert - to * own), 1), order, going, coming, said[:, :2, ranks.rank].T)
+        of_tokens, of_choices = map(sum, going)
+        sent = cls(index[:of_tokens], begins[:of_choices], place[:of_choices], found, going, coming)
         return sent, known[0][0] != 0 and all(one == known[0] for one in known)
 
 
-def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, weights: torch.Tensor, own: tuple[Any, ...]) -> Any:
-    going, coming, (rows, choices) = sent.going, sent.coming, sent.arriving
-    choice = torch.cat((sent.choice.float(), weights.flatten()[sent.order, None].float()), 1)
-    received, choice = _Exchanged.apply(ranks, going, coming, _Rows.apply(x, sent.index, None), choice)
-    # 1. A choice's row, among those of all ranks.
-    row = choice[:, 0].long() + (rows.cumsum(0) - rows).repeat_interleave(choices, output_size=choice.shape[0])
+@functools.lru_cache(maxsize=256)
+def _number_of(key: object) -> int:
+    """A number of 56 bits by which ranks compare a call's key; 0 is no key's."""
+    return 0 if key is None else 1 + int.from_bytes(sha256(repr(key).encode()).digest()[:7], "big")
+
+
+def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor,
+                own: tuple[Any, ...]) -> Any:
+    records = torch.is_grad_enabled() and any(y.requires_grad for y in (x, weights, *own[:-1]))
+    exchange, send, rows, gather = (of.apply if records else functools.partial(of.forward, _NO_CONTEXT)
+                                    for of in (_Exchanged, _Sent, _Rows, _Gathered))
+    choice = torch.cat((sent.begins[:, None], chosen.flatten()[sent.place, None],
+                        weights.flatten()[sent.place, None].float()), 1)
+    received, choice = exchange(ranks, sent.going, sent.coming, 0, send(x, sent.index, sent.found), choice)
+    # 1. A choice's row, among those of all ranks, in ascending order; and which of this rank's experts it is for.
+    numbers, weight = choice.detach()[:, :2], choice[:, 2:]
+    row = numbers[:, 0].cumsum(0, dtype=torch.int64) - 1
+    expert = numbers[:, 1:] - ranks.rank * own[0].shape[0]
     # 2. This rank's experts, a row of results for each choice; they read tokens where these arrived.
-    expert, weight = choice[:, 1:2].long(), choice[:, 2:]
-    if any(y.requires_grad for y in (received, weight, *own[:-1])) and torch.is_grad_enabled():
-        found = compute_experts(_Rows.apply(received, row, None), expert, weight, *own)
+    if records:
+        results = compute_experts(rows(received, row, None), expert, weight, *own)
     else:
         gate, up, down, activation = own
-        found = compute_experts(received, expert, weight, gate, up, down, activation, row)
-    # 3. Back, one row for each token that came.
-    (back,) = _Exchanged.apply(ranks, coming[:1], going[:1], _Rows.apply(found, row, received.shape[0]))
-    return _Rows.apply(back, sent.index, x.shape[0])
+        results = compute_experts(received, expert, weight, gate, up, down, activation, row)
+    # 3. Back, one row for each token that came, behind a row of zeros.
+    (back,) = exchange(ranks, sent.coming[:1], sent.going[:1], 1, rows(results, row, received.shape[0]))
+    return gather(back, sent.index, sent.found)
 
 
 class _Exchanged(torch.autograd.Function):
-    """`all_to_all` of each of several tensors; the gradients go back."""
+    """`all_to_all` of each of several tensors, behind so many rows of zeros; the gradients go back."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, ranks: Ranks, going: list[list[int]], coming: list[list[int]],
+    def forward(ctx: FunctionCtx, ranks: Ranks, going: list[list[int]], coming: list[list[int]], zeros: int,
                 *tensors: torch.Tensor) -> Any:
-        ctx.way = ranks, coming, going
-        return tuple(all_to_all(ranks, x, *counts) for x, *counts in zip(tensors, going, coming))
+        ctx.way, ctx.zeros = (ranks, coming, going), zeros
+        return tuple(all_to_all(ranks, x, sends, comes, zeros) for x, sends, comes in zip(tensors, going, coming))
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> Any:
-        return None, None, None, *_Exchanged.apply(*ctx.way, *(x.contiguous() for x in grads))
+        return None, None, None, None, *_Exchanged.apply(*ctx.way, 0, *(x[ctx.zeros:].contiguous() for x in grads))
+
+
+class _Sent(torch.autograd.Function):
+    """The rows that go, for each rank those of its tokens: ``index`` names them."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, index: torch.Tensor, found: torch.Tensor) -> Any:
+        ctx.save_for_backward(index, found)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> Any:
+        return _Gathered.apply(torch.cat((grad.new_zeros(1, grad.shape[1]), grad)), *ctx.saved_tensors), None, None
+
+
+class _Gathered(torch.autograd.Function):
+    """The adjoint: for each token the sum of its rows among those that ``found`` names, added up in float32 in one order."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, index: torch.Tensor, found: torch.Tensor) -> Any:
+        ctx.save_for_backward(index, found)
+        return x.index_select(0, found.flatten()).view(*found.shape, x.shape[1]).sum(0)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> Any:
+        sent = _Sent.apply(grad.contiguous(), *ctx.saved_tensors)
+        return torch.cat((grad.new_zeros(1, grad.shape[1]), sent)), None, None
 
 
 class _Rows(torch.autograd.Function):
-    """The rows of x that ``index`` names. With ``count``, the adjoint: so many rows, to which x's rows are added where
-    ``index`` names them."""
+    """The rows of x that ``index`` names, in ascending order. With ``count``, the adjoint: so many rows, to which x's rows
+    are added in float32 where ``index`` names them, in the order of x."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, index: torch.Tensor, count: int | None) -> Any:
         ctx.save_for_backward(index)
         ctx.count = x.shape[0] if count is None else None
-        return x.index_select(0, index) if count is None else _summed(x, index, count)
+        if count is None:
+            return x.index_select(0, index)
+        if not count or not x.shape[0]:
+            return x.new_zeros(count, x.shape[1])
+        numbers = torch.arange(max(count, x.shape[0]), device=x.device)
+        begins = torch.searchsorted(index, numbers[:count])
+        return torch.nn.functional.embedding_bag(numbers[:x.shape[0]], x, begins, mode="sum")
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> Any:
         return _Rows.apply(grad.contiguous(), *ctx.saved_tensors, ctx.count), None, None
 
 
-def _summed(x: torch.Tensor, index: torch.Tensor, count: int) -> Any:
-    """(count, width): in row t the sum of x's rows whose index is t, in float32, in the order of x, rounded to x's dtype."""
-    if not count or not x.shape[0]:
-        return x.new_zeros(count, x.shape[1])
-    number, order = index.sort(stable=True)
-    begins = torch.searchsorted(number, torch.arange(count, device=x.device))
-    return torch.nn.functional.embedding_bag(order, x, begins, mode="sum")
+class _NoContext:
+    """In place of a function's context, where no gradient is recorded: PyTorch's takes 50 us of the host."""
+
+    way: Any = None
+    zeros = 0
+    count: int | None = None
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        pass
+
+
+_NO_CONTEXT: Any = _NoContext()

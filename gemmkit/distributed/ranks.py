@@ -492,8 +492,10 @@ def _device_text(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
 
 
-def gpu_text(device: torch.device) -> str:
-    """Which GPU it is, of all hosts."""
+def gpu_text(ranks: Ranks, device: torch.device) -> str | None:
+    """Which GPU it is, of all hosts, where the group's backend needs one for each rank; else None."""
+    if device.type != "cuda" or ranks.backend(device) != "nccl":
+        return None
     return f"{platform.node()}, {torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -534,17 +536,17 @@ def meet(ranks: Ranks, call: str, tensor: torch.Tensor, facts: Callable[[], dict
             place = call, tensor.device, current_mode() is not None, str(said)
             key = ranks.repeated.get(place)
             if key is not None:
-                is_asked, alike = True, all_know(key)
+                is_asked, alike = True, all_know(_without_gpu(key))
                 if alike and dist.get_debug_level() == dist.DebugLevel.OFF:
                     found: Made = ranks.agreed[key]
                     return found
         statement = statement_of(call, tensor, said, components)
-        if tensor.is_cuda and ranks.backend(tensor.device) == "nccl":
-            statement[GPU] = gpu_text(tensor.device)
+        if (place_of_rank := gpu_text(ranks, tensor.device)) is not None:
+            statement[GPU] = place_of_rank
         key = tuple(statement.items())
         known = key in ranks.agreed
         if all_know is not None and not is_asked:
-            is_asked, alike = True, all_know(key if known else None)
+            is_asked, alike = True, all_know(_without_gpu(key) if known else None)
         if known and alike and dist.get_debug_level() == dist.DebugLevel.OFF:
             agreed: Made = ranks.agreed[key]
             return agreed
@@ -559,6 +561,11 @@ def meet(ranks: Ranks, call: str, tensor: torch.Tensor, facts: Callable[[], dict
     if place is not None:
         ranks.repeated.keep(place, key)
     return made
+
+
+def _without_gpu(key: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """What all ranks of an agreed call have alike: each has a GPU of its own."""
+    return tuple(entry for entry in key if entry[0] != GPU)
 
 
 def planned(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, conf: Config | None,

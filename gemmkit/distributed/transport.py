@@ -59,11 +59,13 @@ def all_gather(ranks: Ranks, slots: Sequence[Any]) -> None:
         work.wait()
 
 
-def all_to_all(ranks: Ranks, x: torch.Tensor, outgoing: Sequence[int], incoming: Sequence[int]) -> Any:
+def all_to_all(ranks: Ranks, x: torch.Tensor, outgoing: Sequence[int], incoming: Sequence[int], zeros: int = 0) -> Any:
     """A matrix of the rows that this rank receives, ``incoming[r]`` from rank r, in the order of ranks, which each send the
-    rows of their own x, ``outgoing[r]`` to rank r."""
-    received = x.new_empty(sum(incoming), x.shape[1])
-    dist.all_to_all_single(as_bytes(received), as_bytes(x), list(incoming), list(outgoing), group=ranks.group)
+    rows of their own x, ``outgoing[r]`` to rank r. ``zeros`` rows of zeros stand before them."""
+    received = x.new_empty(zeros + sum(incoming), x.shape[1])
+    if zeros:
+        received[:zeros].zero_()
+    dist.all_to_all_single(as_bytes(received[zeros:]), as_bytes(x), list(incoming), list(outgoing), group=ranks.group)
     return received
 
 
@@ -191,8 +193,8 @@ class Gate(NamedTuple):
 class Gates:
     """The gated configurations of one agreed call, by what is this rank's own matter: the arrays' kinds."""
 
-    def __init__(self, ranks: Ranks, table: Table):
-        self.rank = ranks.rank
+    def __init__(self, ranks: Ranks, table: Table, of_sums: bool = False):
+        self.rank, self.of_sums = ranks.rank, of_sums
         self.patience = min(int(ranks.timeout.total_seconds() * 1000), _SOON)
         self._table = table
         self._known: dict[Any, Gate | None] = {}
@@ -218,7 +220,7 @@ class Gates:
     def order(self, gate: Gate, flags: torch.Tensor) -> Gated:
         found = gate.orders.get(flags.data_ptr())
         if found is None:
-            found = gate.orders[flags.data_ptr()] = Gated(gate.table, flags, self.rank, self.patience)
+            found = gate.orders[flags.data_ptr()] = Gated(gate.table, flags, self.rank, self.patience, self.of_sums)
         return found
 
     def check(self, gate: Gate | None, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None,
@@ -226,7 +228,7 @@ class Gates:
         """Compile the gated kernel; ``a`` may be a `gemmkit.layouts.Concat`."""
         if gate is not None:
             flags = torch.zeros(1, dtype=torch.uint32, device=b.device)
-            order = Gated(gate.table, flags, 0, self.patience)
+            order = Gated(gate.table, flags, 0, self.patience, self.of_sums)
             planned(a, b, c, out, gate.conf, {**beside(gate.conf, components), "order": order})
 
 
@@ -670,7 +672,7 @@ class ReduceScatter(Repeated):
         self._merged: dict[int, Any] = {}                # by the slot: see `_prepare`
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
-        inbox, chunks = self.inbox, self.sending.chunks
+        inbox, chunks, is_new = self.inbox, self.sending.chunks, out is None
         if out is None:
             out = torch.empty((self.lengths[self._rank], b.shape[1]), dtype=self._result, device=a.device)
         inbox.begin()
@@ -678,10 +680,12 @@ class ReduceScatter(Repeated):
         # 1. The peers' rows.
         sums = self._store(a, b) if self.sending.stores else self._push(a, b)
         # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
-        mine = a[self._begin:self._end]
-        merged, own = self._merged.get(inbox.turn) or self._prepare(mine, b, c, out)
-        if own is None:
-            d = merged(mine, b, None, out)
+        merged, own = self._merged.get(inbox.turn) or self._prepare(a[self._begin:self._end], b, c, out)
+        if own is None and is_new:
+            merged.into(inbox.main, a, b, out, self._begin, self._end, 0)
+            d = out
+        elif own is None:                                # where an array given may overlap others
+            d = merged(a[self._begin:self._end], b, None, out)
         else:
             if self._whole is not None:
                 own.copy_(sums[self._begin:self._end])

@@ -168,7 +168,8 @@ def working(accumulator: np.dtype, out: np.dtype) -> np.dtype:
     wide = np.dtype(np.float32) if accumulator.itemsize < 4 and accumulator.kind not in "iub" else accumulator
     if out.names is not None or wide.names is not None:
         return wide
-    holds = out.kind in "fc" or (out.kind in "iu" and wide.kind in "iu")
+    out = part_dtypes(out)[0]                              # a complex array takes real numbers
+    holds = out.kind == "f" or (out.kind in "iu" and wide.kind in "iu")
     common = np.result_type(wide, out) if holds and out.itemsize >= wide.itemsize else wide
     return np.dtype(np.int32) if common.kind in "iub" and common.itemsize < 4 else common
 
@@ -189,6 +190,8 @@ class NamedReduction(Combine):
 class Extreme(NamedReduction):
     """The largest or smallest value: the identity is the type's own."""
 
+    __repr__ = NamedReduction.__repr__
+
     def state(self, accumulator: np.dtype, out: np.dtype) -> np.dtype:
         return working(accumulator, accumulator)
 
@@ -197,6 +200,7 @@ class Extreme(NamedReduction):
 class Placed(NamedReduction):
     """States of a value and a coordinate."""
 
+    __repr__ = NamedReduction.__repr__
     has_place = True
 
     def state(self, accumulator: np.dtype, out: np.dtype) -> np.dtype:
@@ -210,6 +214,8 @@ class Placed(NamedReduction):
 @dataclass(frozen=True)
 class Scaled(NamedReduction):
     """States of the largest value and of a sum relative to it."""
+
+    __repr__ = NamedReduction.__repr__
 
     def state(self, accumulator: np.dtype, out: np.dtype) -> np.dtype:
         value = working(accumulator, out if out.kind == "f" else accumulator)
@@ -412,6 +418,10 @@ class States(Partial):
         Raises ConfigError where ``out`` cannot hold what comes of it, or states are too many.
         """
         name, stored = type(self).__name__, describe(self.out, "out").dtype
+        has_own = self.op.dtype is not None and not isinstance(self.op, NamedReduction)
+        rule(has_own or accumulator.kind != "c", "epilogue", self,
+             f"D's values are {accumulator.name}, and real numbers are reduced: give an epilogues.Combine with a real "
+             "dtype, and an of= that makes such numbers of D's")
         state = self.op.state(accumulator, stored)
         made = self.op.made(state)
         if made is not None and narrows(made, stored):

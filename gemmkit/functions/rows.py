@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -102,7 +102,7 @@ class RowFunction(Component):
     def check(self, rows: int, columns: int) -> None:
         """Raise ValueError where its arrays do not fit a matrix of ``rows`` x ``columns``, TypeError for numbers of several
         parts among those along columns."""
-        for name in self.along_columns:
+        for name in (name for name in self.along_columns if getattr(self, name) is not None):
             info = describe(getattr(self, name), name)
             if info.shape != (columns,):
                 raise ValueError(f"{name} has shape {info.shape}; rows of {columns} elements need {(columns,)}")
@@ -151,60 +151,48 @@ def centred(row: Row, eps: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class LayerNormRows(RowFunction):
-    """(x - mean) / sqrt(variance + eps)."""
+    """gamma (x - mean) / sqrt(variance + eps) + beta, with an element of gamma and beta for each column, or without them."""
 
     eps: Scalar
-
-    def __call__(self, row: Row) -> None:
-        mean, scale = centred(row, self.eps)
-        put(row, lambda x, n: (x - mean) * scale)
-
-
-@dataclass(frozen=True)
-class AffineLayerNorm(RowFunction):
-    """gamma (x - mean) / sqrt(variance + eps) + beta, with an element of gamma and beta for each column."""
-
-    eps: Scalar
-    gamma: Array
-    beta: Array
+    gamma: Array = cast(Array, None)
+    beta: Array = cast(Array, None)
 
     array_ndims = MappingProxyType({"gamma": 1, "beta": 1})
     along_columns: ClassVar[tuple[str, ...]] = ("gamma", "beta")
 
+    @property
+    def is_scaled(self) -> bool:
+        return self.gamma is not None
+
     def __call__(self, row: Row) -> None:
-        mean, scale = centred(row, self.eps)
-        put(row, lambda x, n, gamma, beta: (x - mean) * scale * gamma + beta, (self.gamma, self.beta))
-
-
-def root_mean_square(row: Row, eps: Any) -> Any:
-    """One over the root of the mean of squares."""
-    return 1 / math.sqrt(total(row, lambda x, n: x * x) / row.columns + eps)
+        mean, variance = moments(row)
+        scale = 1 / math.sqrt(variance + self.eps)
+        if not self.is_scaled:
+            put(row, lambda x, n: (x - mean) * scale)
+        else:
+            put(row, lambda x, n, gamma, beta: (x - mean) * scale * gamma + beta, (self.gamma, self.beta))
 
 
 @dataclass(frozen=True)
 class RMSNormRows(RowFunction):
-    """x / sqrt(mean of squares + eps)."""
+    """gamma x / sqrt(mean of squares + eps), with an element of gamma for each column, or without it."""
 
     eps: Scalar
-
-    def __call__(self, row: Row) -> None:
-        scale = root_mean_square(row, self.eps)
-        put(row, lambda x, n: x * scale)
-
-
-@dataclass(frozen=True)
-class AffineRMSNorm(RowFunction):
-    """gamma x / sqrt(mean of squares + eps), with an element of gamma for each column."""
-
-    eps: Scalar
-    gamma: Array
+    gamma: Array = cast(Array, None)
 
     array_ndims = MappingProxyType({"gamma": 1})
     along_columns: ClassVar[tuple[str, ...]] = ("gamma",)
 
+    @property
+    def is_scaled(self) -> bool:
+        return self.gamma is not None
+
     def __call__(self, row: Row) -> None:
-        scale = root_mean_square(row, self.eps)
-        put(row, lambda x, n, gamma: x * scale * gamma, (self.gamma,))
+        scale = 1 / math.sqrt(total(row, lambda x, n: x * x) / row.columns + self.eps)
+        if not self.is_scaled:
+            put(row, lambda x, n: x * scale)
+        else:
+            put(row, lambda x, n, gamma: x * scale * gamma, (self.gamma,))
 
 
 @dataclass(frozen=True)
@@ -464,9 +452,7 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
     """
     if (gamma is None) is not (beta is None):
         raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
-    kind: Callable[..., RowFunction] = LayerNormRows if gamma is None else AffineLayerNorm
-    arrays = () if gamma is None else (gamma, beta)
-    return _run_own(kind, x, eps, "eps", arrays, out, stream)
+    return _run_own(LayerNormRows, x, eps, "eps", () if gamma is None else (gamma, beta), out, stream)
 
 
 def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
@@ -487,9 +473,7 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     ...     gemmkit.rmsnorm(np.array([2.0, -2.0], np.float32), eps=0.0).tolist()
     [1.0, -1.0]
     """
-    kind: Callable[..., RowFunction] = RMSNormRows if gamma is None else AffineRMSNorm
-    arrays = () if gamma is None else (gamma,)
-    return _run_own(kind, x, eps, "eps", arrays, out, stream)
+    return _run_own(RMSNormRows, x, eps, "eps", () if gamma is None else (gamma,), out, stream)
 
 
 def to_float8(x: Any, *, block: int | None = 128, dtype: Any = "float8_e4m3fn", stream: Any = None) -> tuple[Any, Any]:

@@ -180,8 +180,8 @@ def scaled(spec: Any, g: Numeric, factor: Numeric) -> Any:
 
 def shares_of(spec: Any, columns: int) -> tuple:
     """One over the columns, and over those of the thread's warp; how many the warp has whose sums the lane will have."""
-    one, mine = convert(spec.dtype, 1), max(columns_of(spec, udiv(thread_index(), LANES), columns), 1)
-    have = columns_of(spec, lane_index() % spec.warps, columns)
+    one, mine = convert(spec.dtype, 1), max(spec.columns_of(udiv(thread_index(), LANES), columns), 1)
+    have = spec.columns_of(lane_index() % spec.warps, columns)
     return one / convert(spec.dtype, columns), one / convert(spec.dtype, mine), convert(spec.dtype, have)
 
 
@@ -208,15 +208,6 @@ def statistics_of(spec: Any, row: Row, beside: tuple, shares: tuple, turn: int, 
     r = 1 / math.sqrt(of_warps(spec, left[1] + far * far * have) * of_row + eps)
     slope = of_warps(spec, left[3] + far * left[2]) * of_row * r * r
     return r, whole * r, of_warps(spec, left[2]) * of_row * r, slope
-
-
-def columns_of(spec: Any, warp: int, columns: int) -> int:
-    """How many elements of a row a warp has."""
-    if spec.warps == 1:
-        return columns
-    share = LANES * spec.vector
-    rounds = udiv(columns, spec.warps * share)
-    return rounds * share + max(0, min(columns - rounds * spec.warps * share - warp * share, share))
 
 
 def exchanged(spec: Any, values: tuple, turn: int) -> tuple:

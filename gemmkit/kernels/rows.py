@@ -147,7 +147,7 @@ class BlockTeam(RowTeam):
         """Each warp leaves the mean of its own elements, and the sum of squares about that: they meet once for both. The
         row's sum of squares is that of theirs and of the way from their means to the row's, as often as they have elements
         (Chan et al., 1979)."""
-        mine = self.columns_of(udiv(thread_index(), LANES), row)
+        mine = row.spec.columns_of(udiv(thread_index(), LANES), row.columns)
         mean = of_warp(row.spec.source.total(row), added) / max(mine, 1)
         squares = of_warp(row.spec.source.squares(row, mean), added)
         left = shared(self.dtype, 0)
@@ -157,19 +157,12 @@ class BlockTeam(RowTeam):
             store_shared(left, self.warps + udiv(thread_index(), LANES), 0, (convert(self.dtype, squares),))
         barrier()
         warp = lane_index() % self.warps
-        count = convert(self.dtype, self.columns_of(warp, row) if lane_index() < self.warps else 0)
+        count = convert(self.dtype, row.spec.columns_of(warp, row.columns) if lane_index() < self.warps else 0)
         means, rest = load_shared(left, warp, 0, 1)[0], load_shared(left, self.warps + warp, 0, 1)[0]
         whole = of_warp(means * count, added) / row.columns
         far = means - whole
         rest = rest if lane_index() < self.warps else convert(self.dtype, 0)
         return whole, of_warp(rest + far * far * count, added) / row.columns
-
-    def columns_of(self, warp: int, row: Row) -> int:
-        """How many elements of a row a warp has: its share of each round of all threads, and of what is left."""
-        share = LANES * row.spec.vector
-        rounds = udiv(row.columns, self.warps * share)
-        left = row.columns - rounds * self.warps * share - warp * share
-        return rounds * share + max(0, min(left, share))
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         """Each warp leaves its value in shared memory. The block meets before, for what was left there last may still be
@@ -537,6 +530,14 @@ class Rows(Component):
             raise ConfigError(f"threads have {self.vector} elements side by side, and a warp less than a block of {BLOCK}; "
                               "rows of float16, bfloat16 or float32 of a multiple of 4 elements are needed")
         return (BLOCK // self.vector).bit_length() - 1
+
+    def columns_of(self, warp: int, columns: int) -> int:
+        """How many elements of a row a warp of a block has: its share of each round of all threads, and of what is left."""
+        if self.team.warps == 1:
+            return columns
+        share = LANES * self.vector
+        rounds = udiv(columns, self.team.warps * share)
+        return rounds * share + max(0, min(columns - rounds * self.team.warps * share - warp * share, share))
 
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""

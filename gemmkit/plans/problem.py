@@ -736,7 +736,8 @@ def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
     mine = rows if layout.axis == 0 else columns
     if mine != 1 and other == 1 and min(info.shape) > 1:
         raise ConfigError(f"{name} is {'row' if layout.axis == 0 else 'column'}-major (strides {info.strides} in elements) "
-                          f"and its layout is {layout!r}; use {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
+                          f"and global_{'d' if name == 'out' else name}_layout={layout!r}; use "
+                          f"{'RowMajor' if layout.axis == 0 else 'ColMajor'}")
 
 
 def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None], in_place: bool = True) -> None:

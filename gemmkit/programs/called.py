@@ -38,8 +38,10 @@ from gemmkit import components
 from gemmkit.components import Component, arrays_of
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.masks import Mask, Score, check_ranges
+from gemmkit.lang.aggregates import convert
 from gemmkit.lang.checks import converted, function_given, number, truth
 from gemmkit.lang.functions import Frozen
+from gemmkit.lang.host import View
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.programs.values import ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory
@@ -313,6 +315,12 @@ def _length(x: ProgramAxis, shapes: Names[str, tuple[int, ...]]) -> int | None:
 
 def _where(device: int) -> str:
     return "the host" if device < 0 else f"GPU {device}"
+
+
+def element_before(x: View, at: tuple, is_there: bool) -> Any:
+    """An element that a result has before a thread stores it, in float32; 0 in place of one beyond the tile, which another
+    thread may have stored already."""
+    return convert(F32, x[at]) if is_there else F32.type(0)
 
 
 def is_place_made(x: Any) -> bool:

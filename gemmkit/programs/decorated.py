@@ -693,7 +693,8 @@ def call(f: Any, *x: Any, dtype: Any = None) -> Any:
     >>> gelu_of_product.reference(a, a, a).round(4).tolist()
     [[0.8413, 0.0], [0.0, 0.8413]]
     """
-    if dtype is not None and dtype not in (bool, np.bool_, float, np.float32, "float32", "bool"):
+    if dtype is not None and not (isinstance(dtype, (str, type))
+                                  and dtype in (bool, np.bool_, float, np.float32, "float32", "bool")):
         raise refused(TypeError, f"call(dtype={dtype!r}): a function makes a number, dtype=None, or a condition, dtype=bool")
     return Term(current().call(f, x, dtype in (bool, np.bool_, "bool")))
 

@@ -33,7 +33,7 @@ from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import BY_TMA, PATTERN, ROWS
 from gemmkit.programs.mapping import MOST_BAND, REGISTERS, SHARED, KernelLimits, Mapping
 from gemmkit.programs.places import LEAST_STAGES, Allocation, Out, Places, Ring, simplified, walked
-from gemmkit.programs.text import OWN_STARTS, ElementFunction, function_of
+from gemmkit.programs.text import BEFORE, OWN_STARTS, ElementFunction, function_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
@@ -552,7 +552,7 @@ class GridProblem(MappingProblem):
                                           "last loop", store.line)
             info = self.infos[store.parameter.name]
             for array in made.arrays:
-                check_read(array, self.infos[array], store.line)
+                check_read(array, self.infos[array.removeprefix(BEFORE)], store.line)
             m, n = places.indices
             whole = self.kernel.whole_rows if m.piece is None else "PieceOut" if len(stores) == 1 else "OctetOut"
             ways = (whole, "DirectOut") if store.lookup is None else ("ScatteredOctets", "ScatteredPairs")
@@ -595,7 +595,8 @@ def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int
     if store.only is m:
         return function_of(name, root, (n,), places.columns, places.stacks, place="column",
                            step=128 * warpgroups)
-    return function_of(name, root, (m, n), places.cells, places.stacks, rows=places.rows, columns=places.columns)
+    return function_of(name, root, (m, n), places.cells, places.stacks, rows=places.rows, columns=places.columns,
+                       updated=places.updated)
 
 
 def device_of(infos: dict[str, ArrayInfo]) -> DeviceInfo:

@@ -397,7 +397,7 @@ class MultistageChainPrinter(ChainPrinter):
 
     def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
         blocks, _, outs, others = super().arguments(read)
-        operands = list(dict.fromkeys(array for _, array in blocks))
+        operands = list(dict.fromkeys(array for _, array in blocks if array not in outs))
         return [], operands, outs, [name for name in others if name not in operands]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:

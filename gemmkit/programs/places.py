@@ -304,6 +304,7 @@ class Places:
     column_starts: dict[str, float] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)            # of cells of rows and columns: what of (`RowSum`)
     arguments: frozenset[str] = frozenset()
+    updated: frozenset[str] = frozenset()              # results that are read before they are stored
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)          # how long the axes of all indices are in a call
 
     @property
@@ -388,7 +389,9 @@ def refuse_forms(loop: Loop) -> None:
         raise refused(ValueError, f'astype("{TF32}"): a kernel rounds operands of products to it, in tiles of rows and '
                                   "columns (only .reference(...) runs others)", rounded.line)
     for store in loop.updated.values() if loop.loops[1:] or not is_tiled(loop, 1) else ():
-        if store.read is None or not is_tiled(loop, 1) or any(store is x for x in loop.body):
+        of_rows, is_last = is_tiled(loop, 1), any(store is x for x in loop.body)
+        is_tile = len(store.parameter._shape) == len(store.key) + of_rows and store.only is None
+        if not is_tile or store.lookup is not None if is_last or not of_rows else store.read is None:
             raise refuse_update(store)
     sliced = [y for x, n, y in _operands(loop) if y.op == "load" and y.dims and isinstance(y.dims[-1], Axis)
               and y.dims[-1].size < y.data[0]._shape[-1] and not (x and x.op == "dot" and n == 1 and is_tiled(loop, 1))]
@@ -448,7 +451,7 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     loop = _begun_at_numbers(loop)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[:-2])
     taken: set[str] = set()
-    out.arguments, out.sizes = frozenset(arguments), loop.sizes
+    out.arguments, out.updated, out.sizes = frozenset(arguments), frozenset(loop.updated), loop.sizes
     for held in loop.body:
         if isinstance(held, StoreStatement):
             out.stores.append(_checked(held, out))

@@ -94,6 +94,7 @@ from gemmkit.programs.rounds import (
     is_recurrence,
     recurrence_of,
     row_program_of,
+    with_updates_last,
 )
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, check_rows
@@ -509,7 +510,7 @@ def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: st
     device = device_of(infos)
     if has_rows_alone(loop):
         return _of_rows(name, loop, infos, arguments, mapping, text, device)
-    kernel = kernel_of(mapping, device)
+    kernel, loop = kernel_of(mapping, device), with_updates_last(loop)
     kernel.refuse(mapping)
     if is_chained(loop):
         mapping = within_rounds(loop, mapping, lambda index: [])
@@ -595,15 +596,15 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     numbers = call.numbers
 
     def leaves(chain: Chain, store: StoreStatement, cells: dict[str, ArrayInfo]) -> OutKind:
-        info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
+        info, is_rows, adds = {**infos, **cells}[store.parameter.name], chain.stores_rows(store), store in chain.updates
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and leaves_by_tma(info)
         by_rows = "OctetOut" if chain.piece is not None else kernel.whole_rows         # TMA does not end where a piece does
-        reason = why_not(info, len(info.shape) - 1) if store.read and 0 not in info.shape else None
-        if store.read and (reason or columns * info.dtype.itemsize % 16):
+        reason = why_not(info, len(info.shape) - 1) if adds and 0 not in info.shape else None
+        if adds and (reason or columns * info.dtype.itemsize % 16):
             raise refused(ValueError, f"{store.parameter.name} += ...: TMA adds rows of whole 16 bytes to an array, and "
                           f"{reason or f'these have {columns * info.dtype.itemsize}'}", store.line)
-        kind = "AddedOut" if store.read else "RowsOut" if is_rows else by_rows if whole else "DirectOut"
+        kind = "AddedOut" if adds else "RowsOut" if is_rows else by_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 
     copies = {} if kernel.uses_tma else {key: CopyWidth.of(kernel, info) for key, info in infos.items() if info.shape}
@@ -756,7 +757,7 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     call, program = given_by(arguments), row_program_of(loop)
     own = [index.name for index in program.indices]
     check_indices([*infos, *call.numbers, *own], own)
-    for key in (*infos, *call.numbers, *(index.name for index in program.indices)):
+    for key in (*infos, *call.numbers, *own):
         if key in NAMES_OF_ROWS or key.startswith(PART) or key.replace("ROWS", "columns") in program.lengths.values():
             raise taken(key)
     check = partial(check_rows, program=program)
@@ -791,9 +792,8 @@ def _tile_indices(places: Places) -> tuple[Index, ...]:
 
 def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any], kernel: KernelLimits) -> None:
     """Raises ValueError for names that the text has for its own."""
-    numbers = given_by(arguments).numbers
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
-    check_own_names([*infos, *numbers, *places.names, *indices], indices, _own_names(kernel))
+    check_own_names([*infos, *given_by(arguments).numbers, *places.names, *indices], indices, _own_names(kernel))
 
 
 def _own_names(kernel: KernelLimits) -> frozenset[str]:

@@ -29,7 +29,7 @@ from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.launches import ROW_RESULTS
 from gemmkit.programs.places import is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import SIGNS, WRITTEN, name_of_stack
-from gemmkit.programs.trace import COMPARISONS, Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import COMPARISONS, Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, number_text, refused, shown
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 
@@ -452,6 +452,16 @@ def updates_last(stores: list[StoreStatement], loop: Loop) -> list[StoreStatemen
         left.remove(first)
         found.append(first)
     return found + values
+
+
+def with_updates_last(loop: Loop) -> Loop:
+    """Tiles whose results are stored behind what else is made of them. Raises ValueError where each of two is made of the
+    other."""
+    stores = updates_last([held for held in loop.body if isinstance(held, StoreStatement)], loop)
+    for n, store in enumerate(stores):
+        if any(x.op == "load" and x.data[0] is store.parameter for x in walked([y.value for y in stores[n + 1:]])):
+            raise refuse_update(store)
+    return replace(loop, body=[*(held for held in loop.body if not isinstance(held, StoreStatement)), *stores])
 
 
 def row_program_of(loop: Loop) -> RowProgram:

@@ -48,6 +48,7 @@ CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh"
 NEEDS = dict(tanh="math", sqrt="math", erf="math", pow="math", max="", abs="")
 MEETING = COMPARISONS | {"add", "sub", "mul"}                  # 16 bits and float32 are float32 in these
 KEPT = "kept_"                         # a text's name of a cell of columns in shared memory begins so
+BEFORE = "before_"                     # and of a result that is read before it is stored
 
 
 @dataclass
@@ -72,6 +73,7 @@ class ElementFunction:
     scalars: list[str] = field(default_factory=list)
     needs: set[str] = field(default_factory=set)
     places: set[str] = field(default_factory=set)
+    updated: frozenset[str] = frozenset()                          # results that are read
     origins: list[str] = field(default_factory=list)               # where pieces begin that arrays are read in
     lines: list[str] = field(default_factory=list)
     names: dict[Value, str] = field(default_factory=dict)
@@ -148,10 +150,9 @@ class ElementFunction:
         return x.data.text(x.op, args)
 
     def _leaf(self, x: Value) -> str:
-        if x.op == "const" and self._stays_inside:
-            return str(int(x.data))
         if x.op == "const":
-            return repr(float(x.data)) if math.isfinite(x.data) else self._not_finite(x.data)
+            number = repr(float(x.data)) if math.isfinite(x.data) else self._not_finite(x.data)
+            return str(int(x.data)) if self._stays_inside else number
         if x.op == "scalar":
             if x.data not in self.scalars:
                 self.scalars.append(x.data)
@@ -178,19 +179,25 @@ class ElementFunction:
             parameter, key = x.data
             loops = {index.of_loop if index.lookup is None else index for index in key}
             if loops <= {*self.indices, *self.stacks} and len(key) == len(parameter.shape):
-                if parameter.name not in self.arrays:
-                    self.arrays.append(parameter.name)
+                name = f"{BEFORE if parameter.name in self.updated else ''}{parameter.name}"
+                if name not in self.arrays:
+                    self.arrays.append(name)
                 self.places.update(index.of_loop.name for index in key)
-                return f"{parameter.name}[{', '.join(map(self._in_array, key))}]"
+                at = ", ".join(self._in_array(index, name != parameter.name) for index in key)
+                if name == parameter.name:
+                    return f"{name}[{at}]"
+                self.needs |= {"element_before", "warp_barrier"}
+                there = " and ".join(f"{self._place(index)} <= last_{index.name}" for index in self.indices)
+                return f"element_before({name}, ({at}), {there})"
         raise refused(ValueError, f"{x!r} is read where a tile is stored; only accumulators, scalars and array elements of "
                                   "the tile are available", x.line)
 
     def _in_range(self, index: Index) -> str:
         return index.text(name_of_stack) if index.of_loop in self.stacks else f"min({self._place(index)}, last_{index.name})"
 
-    def _in_array(self, index: Index) -> str:
+    def _in_array(self, index: Index, is_there: bool = False) -> str:
         """Places of a piece count from where it begins."""
-        place = self._in_range(index)
+        place = self._place(index) if is_there and index.of_loop in self.indices else self._in_range(index)
         if index.piece is None:
             return place
         if f"{index.name}_origin" not in self.origins:
@@ -320,7 +327,7 @@ IMPORTS = [
     ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.collectives.pipeline", "Warpgroups", ()),
     ("gemmkit.lang.registers", "interleave", ("interleave",)), ("gemmkit.lang.registers", "split", ("interleave",)),
     ("gemmkit.lang.registers", "apply", ("apply",)),
-    *(("gemmkit.programs.called", word, (word,)) for word in RETURNS.values()),
+    *(("gemmkit.programs.called", word, (word,)) for word in (*RETURNS.values(), "element_before")),
     ("gemmkit.programs.collectives", "row_value", ("row_value",)),
     ("gemmkit.lang.aggregates", "convert", ("convert",)),
     ("gemmkit.programs.collectives", "F32", ("convert", "convert_all")),
@@ -335,6 +342,7 @@ IMPORTS = [
     *(("gemmkit.ptx.arithmetic", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
     *(("gemmkit.ptx.barriers", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
+    ("gemmkit.ptx.special", "warp_barrier", ("warp_barrier",)),
     *(("gemmkit.ptx.special", name, ()) for name in ("block_x", "grid_x", "rolled", "thread_index", "udiv",
                                                  "uniform")),
     *(("gemmkit.ptx.wgmma", name, ()) for name in ("grid_launch_dependents", "grid_wait")),
@@ -714,6 +722,8 @@ class Printer:
                 values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
+            if f"{BEFORE}{out.name}" in made.arrays and out.kind in ("OctetOut", "PieceOut"):       # lanes exchange elements
+                lines.append("warp_barrier()")
         to = f"{ROWS_OF}{out.name}" if out.kind == "PieceOut" else "" if out.store.lookup is None else out.store.lookup.name
         lines.append(f"out_{out.name}.store({values}, {out.name}, {self.part}, group{', ' if to else ''}{to})")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
@@ -758,8 +768,7 @@ def printed(printer: Printer, title: str) -> Printed:
     m, n = (index.name for index in places.indices)
     functions = [out.function for out in outs if out.function is not None]
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
-    stacks = [stack.name for stack in places.stacks]
-    tile = m, n, *stacks
+    tile = m, n, *(stack.name for stack in places.stacks)
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     uses = {out.kind for out in outs} | ({"ColumnValues"} if places.column_starts else set())
     uses |= {x.collective for rounds in places.loops for x in rounds.folded}
@@ -786,6 +795,6 @@ def printed(printer: Printer, title: str) -> Printed:
         printer.put(0, "", "", *made.text.split("\n"))
     maps, operands, names, arrays = printer.arguments()
     callees = printer.callees
-    read = tuple(name.removeprefix(ROWS_OF) for name in arrays if name not in callees.names)
+    read = tuple(name.removeprefix(ROWS_OF).removeprefix(BEFORE) for name in arrays if name not in callees.names)
     return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), read, tuple(sizes), tile, tuple(scalars),
-                   printer.threads, tuple(operands), callees)
+                   printer.threads, tuple(operands), callees, tuple(name for name in names if name in places.updated))

@@ -753,8 +753,8 @@ def refuse_update(store: StoreStatement) -> Exception:
     """Of a result that is read."""
     name = store.parameter.name
     return refused(ValueError, f"{name} is both read and stored; a result needs its own array. Read the input from another "
-                               f"argument: {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]. Functions of rows may "
-                               "read the rows that they store, before they do", store.line)
+                               f"argument: {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]. Tiles may read the "
+                               "elements that they store, and functions of rows their rows", store.line)
 
 
 def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: dict[str, set[tuple]]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import getitem
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,15 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
+from gemmkit import programs as gp
 from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
 from gemmkit.functions.gradients import Rules, gradients
 from gemmkit.functions.slope import Replay, slope_of
 from gemmkit.kernels.masks import Causal, Mask, Padding, Score, ScoreBias
 from gemmkit.lang.references import is_gemmkit
+from gemmkit.programs.decorated import program
+from gemmkit.programs.values import Parameter
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.torch.autograd import OutputCoordinates, TensorWorld
@@ -603,3 +607,107 @@ def _padding(found: torch.Tensor, said: dict[str, Any]) -> Mask | None:
         return None
     mask = Padding.of(seen)
     return mask & Causal() if causal else mask
+
+
+# --------------------------------------------------------------------------------------------------
+# Rotary embeddings: transformers' attention turns queries and keys by a function of its module.
+
+@program
+def turned(x: Parameter, y: Parameter, cos_x: Parameter, sin_x: Parameter, cos_y: Parameter, sin_y: Parameter,
+           u: Parameter, v: Parameter) -> None:
+    """Rows of two halves, turned by an angle of each place and column (Su et al., "RoFormer", 2021, eq. 34)."""
+    for b, h, m in gp.parallel(*x.counts, x.rows):
+        u[b, h, m] = x[b, h, m] * cos_x[b, m] - y[b, h, m] * sin_x[b, m]
+        v[b, h, m] = y[b, h, m] * cos_y[b, m] + x[b, h, m] * sin_y[b, m]
+
+
+class Rotation:
+    """A model's function that turns queries and keys, each result rounded once: in one kernel where both are columns of one
+    product, else in two. What else it is given, the model's own function turns."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object,
+                 **how: object) -> Any:
+        if more or how or not self._takes(q, k, cos, sin):
+            return self.function(q, k, cos, sin, *more, **how)
+        if len(q) != len(cos):
+            cos, sin = cos.expand(len(q), -1, -1), sin.expand(len(q), -1, -1)
+        both = _of_both(q, k)
+        if both is None:
+            return self._turned(q, cos, sin), self._turned(k, cos, sin)
+        return self._turned(both, cos, sin).split((q.shape[1], k.shape[1]), 1)
+
+    @staticmethod
+    def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        (batch, heads, rows, size), half = x.shape, x.shape[-1] // 2
+        out = x.new_empty((batch, rows, heads, size)).transpose(1, 2)          # as products store heads
+        turned(x[..., :half], x[..., half:], cos[..., :half], sin[..., :half], cos[..., half:], sin[..., half:],
+               out[..., :half], out[..., half:])
+        return out
+
+    @staticmethod
+    def _takes(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+        given = q, k, cos, sin
+        if not all(type(x) is torch.Tensor and x.dtype == q.dtype and x.device == q.device and x.numel() for x in given):
+            return False
+        if not (q.dim() == k.dim() == 4 and cos.dim() == sin.dim() == 3 and q.dtype in NARROW and is_here(q)):
+            return False
+        batch, _, rows, size = q.shape
+        return (k.shape == (batch, k.shape[1], rows, size) and size % 2 == 0 and cos.shape == sin.shape
+                and tuple(cos.shape) in ((batch, rows, size), (1, rows, size)) and is_eager(given) and not records(*given))
+
+
+def _of_both(q: torch.Tensor, k: torch.Tensor) -> Any:
+    """The heads of q and of k as one tensor, a view; None where they do not follow each other in memory."""
+    (batch, heads, rows, size), more = q.shape, k.shape[1]
+    step = q.stride(0), size, q.stride(2), 1
+    if any(x.shape[n] != 1 and x.stride(n) != step[n] for n in range(4) for x in (q, k)) or (
+            k.data_ptr() != q.data_ptr() + heads * size * q.element_size()
+            or k.untyped_storage().data_ptr() != q.untyped_storage().data_ptr()):
+        return None
+    return q.as_strided((batch, heads + more, rows, size), step)
+
+
+class _Names(dict):                                                           # type: ignore[type-arg]
+    """A module's global names, as they are at any time, but for some."""
+
+    def __init__(self, names: dict[str, Any], **own: object):
+        super().__init__(own, __builtins__=names["__builtins__"])
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        return self._names[name]
+
+
+_ROTATION = "apply_rotary_pos_emb"
+
+
+def turning(forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The method of transformers' attention whose global function `_ROTATION` is a `Rotation`; None where it calls none, or
+    one that turns in another way, such as neighbouring columns."""
+    if not isinstance(forward, FunctionType) or _ROTATION not in forward.__code__.co_names:
+        return None
+    return _turning(forward, forward.__globals__.get(_ROTATION))
+
+
+@lru_cache(maxsize=256)
+def _turning(forward: FunctionType, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    drawn = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (torch.randn(shape, generator=drawn, device="cpu")
+                      for shape in ((2, 3, 5, 8), (2, 2, 5, 8), (2, 5, 8), (2, 5, 8)))
+    with torch.no_grad():
+        try:
+            found = function(q, k, cos, sin)
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return None
+    wanted = [x * cos[:, None] + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin[:, None] for x in (q, k)]
+    if not isinstance(found, tuple) or len(found) != 2 or not all(
+            isinstance(y, torch.Tensor) and y.shape == x.shape and torch.allclose(y, x, atol=1e-5)
+            for x, y in zip(wanted, found)):
+        return None
+    names = _Names(forward.__globals__, **{_ROTATION: Rotation(function)})
+    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made

@@ -217,10 +217,13 @@ def checked_experts(call: str, x: torch.Tensor, chosen: torch.Tensor, weights: t
 
 def compute_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
                     down: torch.Tensor, activation: str, rows: torch.Tensor | None = None) -> Any:
-    """`experts` of checked tensors. ``rows`` names the row of x for each row of ``chosen``; no gradient is recorded then."""
-    token, order, bounds = _sorted(chosen, gate.shape[0])
-    if rows is not None:
-        token = rows[token]
+    """`experts` of checked tensors. ``rows`` names the row of x for each row of ``chosen``, which has one expert's number
+    then; no gradient is recorded."""
+    if rows is None:
+        token, order, bounds = _sorted(chosen, gate.shape[0])
+    else:
+        order, bounds = _in_order(chosen.flatten(), gate.shape[0])
+        token = rows[order]
     y, _, _ = _EXPERTS(x, weights, gate, up, down, token, order, bounds, activation=activation,
                        kept=records(x, weights, gate, up, down))
     return y
@@ -228,12 +231,19 @@ def compute_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 
 def _sorted(chosen: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of all choices in the order of their experts: each one's token, -1 for what is no expert's; each one's place; where
-    each expert's begin. A radix sort takes a pass for each byte, so that numbers of 16 bits take two in place of eight."""
+    each expert's begin."""
     known, device = chosen.clamp(0, count - 1), chosen.device
     token = torch.where(chosen == known, torch.arange(chosen.shape[0], device=device)[:, None], -1)
+    order, bounds = _in_order(known.flatten(), count)
+    return token.flatten()[order], order, bounds
+
+
+def _in_order(numbers: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of numbers in ascending order, and where each of ``count`` begins. A radix sort takes a pass for each byte,
+    so that numbers of 16 bits take two in place of eight."""
     dtype = torch.int16 if count < torch.iinfo(torch.int16).max else torch.int32
-    numbers, order = known.flatten().to(dtype).sort(stable=True)
-    return token.flatten()[order], order, torch.searchsorted(numbers, torch.arange(count + 1, dtype=dtype, device=device))
+    numbers, order = numbers.to(dtype).sort(stable=True)
+    return order, torch.searchsorted(numbers, torch.arange(count + 1, dtype=dtype, device=numbers.device))
 
 
 def _check_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,

@@ -31,6 +31,7 @@ from gemmkit.torch.product import (
     are_matrices,
     autocast,
     batched_by,
+    casting,
     define,
     is_eager,
     known,
@@ -214,7 +215,10 @@ class Linear(torch.nn.Linear):
 
     def computed(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         """`forward` with these parameters."""
-        found = self._again(x, weight, bias)
+        is_cast = not torch.compiler.is_compiling() and casting()
+        if is_cast:
+            x, weight, bias = autocast(x, weight, bias)
+        found = self._again(x, weight, bias, is_cast)
         if found is not None:
             return found
         check_width(x, self.in_features)
@@ -239,12 +243,12 @@ class Linear(torch.nn.Linear):
         found = FUNCTIONS[self.activation or ""](found) if is_split else found
         return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
 
-    def _again(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def _again(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_cast: bool = False) -> Any:
         """The result of a call that is known, whatever leading axes x has; None for another."""
         if x.dim() < 2:
             return None
         rows = _rows(x)
-        found = known(layers, self._multiply, (rows, weight) if bias is None else (rows, weight, bias))
+        found = known(layers, self._multiply, (rows, weight) if bias is None else (rows, weight, bias), is_cast)
         if found is None:
             return None
         if found is RECORDED:                                  # and the activation by itself

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from gemmkit.torch.attention import register_attention, scaled_dot_product_attention
+from gemmkit.torch.attention import register_attention, scaled_dot_product_attention, turning
 from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, of_16_bits
 from gemmkit.torch.product import DATA, NARROW, casts, is_here, takes
@@ -393,7 +393,8 @@ class JoinedLinear:
 
 
 class FastQKV(Replaced):
-    """Attention whose queries, keys and values (`QKV`) are one product where no gradient is recorded."""
+    """Attention whose queries, keys and values (`QKV`) are one product where no gradient is recorded; a `Rotation` turns
+    them."""
 
     what = "gk.torch.Linear, one for q, k and v"
 
@@ -418,8 +419,9 @@ class FastQKV(Replaced):
         x = keywords.get("hidden_states", args[0] if args else None)
         if joined.linear is None or not joined.computed([own[name] for name in self._gemmkit_names], x):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
+        own_forward = self._gemmkit_base.forward
         try:
-            found = super().forward(*args, **keywords)                        # type: ignore[misc]
+            found = (turning(own_forward) or own_forward)(self, *args, **keywords)
         finally:
             joined.held = None
         if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all

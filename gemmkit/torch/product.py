@@ -304,7 +304,7 @@ _transforms = torch._C._are_functorch_transforms_active
 _dispatching, _overriding = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _tracing, _profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
 _overridden = torch._C._has_torch_function
-_casting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+casting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def is_looked_at() -> bool:
@@ -331,15 +331,15 @@ def is_eager(args: tuple[Any, ...]) -> bool:
 RECORDED = "recorded"
 
 
-def known(door: Door, rest: Any, tensors: tuple[Any, ...]) -> Any:
-    """The result of a call that is known, at which nothing but autograd looks and which casts nothing: `RECORDED` for one
-    that is recorded, None for one that has to be looked at."""
+def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False) -> Any:
+    """The result of a call that is known, at which nothing but autograd looks and which casts nothing (or has cast, where it
+    ``is_cast``): `RECORDED` for one that is recorded, None for one that has to be looked at."""
     is_recorded = False
     for x in tensors:
         if type(x) not in _PLAIN:
             return None
         is_recorded = is_recorded or x.requires_grad
-    if is_looked_at() or _casting():
+    if is_looked_at() or (casting() and not is_cast):
         return None
     if is_recorded and torch.is_grad_enabled():
         return RECORDED if door.recorded(rest, tensors) else None

@@ -20,12 +20,14 @@ def short_graphs(replaced: Seeded) -> None:
     replaced(row_programs, "compare", partial(compare, target_us=20.0))
 
 
-@pytest.mark.parametrize("work", WORKS)
-def test_a_row(work: str) -> None:
+@pytest.mark.parametrize("kind", ["f16", "f64"])
+@pytest.mark.parametrize("work", (*WORKS, *row_programs.FORMS))
+def test_a_row(work: str, kind: str) -> None:
     host = Emulated()
     with host.launches():
-        row = row_programs.measured(host, work, "f16", 24, 16, pairs=2)
-    assert row["work"] == work and row["ratio"] > 0 and row["error"] < 2e-3
+        row = row_programs.measured(host, work, kind, 24, 16, pairs=2)
+    assert row["work"] == work and row["ratio"] > 0 and row["error"] < (2e-3 if kind == "f16" else 1e-14)
+    assert row["group"] == ("row_programs" if work in WORKS and kind == "f16" else "row_forms")
 
 
 def test_a_wrong_program_is_no_row() -> None:
@@ -38,4 +40,4 @@ def test_a_wrong_program_is_no_row() -> None:
 def test_unknown_work(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         row_programs.main(["attention"])
-    assert "'attention' is none of layernorm, rmsnorm, softmax" in capsys.readouterr().err
+    assert "'attention' is none of layernorm, rmsnorm, softmax, transposed, named" in capsys.readouterr().err

@@ -53,6 +53,12 @@ def check_mixtures(rank: int) -> None:
     """Experts of both ranks: results and gradients beside float64, of few tokens and of several tiles."""
     many_scenarios.check_mixtures(rank, "cuda")
     many_scenarios.check_mixtures(rank, "cuda", of=3, largest=900, width=136)
+    x, (gate, up, down) = drawn(0, 64, 64), many_scenarios.layer(torch.bfloat16, False, 2, 64)
+    given = x, torch.arange(128, device="cuda").view(64, 2) % 4, torch.ones(64, 2, device="cuda"), gate.cuda(), up.cuda(), down.cuda()
+    gd.experts(*given)
+    met = ranks_of()._met
+    gd.experts(*given)
+    assert ranks_of()._met == met              # each rank has a GPU of its own, and they know the call all the same
 
 
 def check_reductions(rank: int) -> None:
@@ -67,6 +73,22 @@ def check_reductions(rank: int) -> None:
             assert torch.equal(*found), (rows, components)
             both = [gd.matmul_all_reduce(*own, way=way, **components) for way in ("symmetric", "plain")]
             assert torch.equal(*both), (rows, components)
+
+
+def check_reductions_again(rank: int) -> None:
+    """Changing inputs, and poisoned results of the calls before: own rows that are multiplied beside the kernel that stores the
+    peer's wait for what is made before the call, and for the peer's sums of this call."""
+    wrong, b = torch.zeros((), dtype=torch.int64, device="cuda"), drawn(99, 256, 1024)
+    inputs = [drawn(n, 4096, 256) for n in range(8)]
+    expected = [(a.float() @ b.float()).relu().bfloat16().chunk(2)[rank] for a in inputs]
+    mine = b.chunk(2)[rank].contiguous()
+    for n in range(400):
+        a = inputs[n * 5 % 8].chunk(2, 1)[rank].clone()            # a kernel of the stream's makes it just before
+        d = gd.matmul_reduce_scatter(a, mine, way="symmetric", epilogue=ReLU())
+        wrong += (d != expected[n * 5 % 8]).sum()
+        d.fill_(float("nan"))
+        a.fill_(float("nan"))
+    assert int(wrong) == 0
 
 
 def check_two_groups_at_once(rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import unittest.mock
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import gemmkit as gk
 from gemmkit import distributed as gd
 from gemmkit.distributed import __main__
+from gemmkit.distributed import ranks as rules
 from gemmkit.distributed.ranks import ranks_of
 from gemmkit.epilogues import Bias, ReLU, Scale
 from gemmkit.operators import MIN_PLUS
@@ -197,13 +199,72 @@ def check_mixtures(rank: int, device: str = "cpu", of: int = 2, largest: int = 7
             assert all(map(torch.equal, of_own, torch.autograd.grad(found, given, own(grad).to(device))))
 
 
+def draws(case: int) -> Any:
+    """The same on all ranks, others in each run of all tests."""
+    return np.random.default_rng([int(os.environ.get("GEMMKIT_SEED", "0")), size(), case])
+
+
+def check_drawn_calls(rank: int) -> None:
+    """Rows and shares of any lengths, none of some ranks, with C, an epilogue and lengths or without."""
+    for case in range(3):
+        made, n = draws(case), size()
+        rows, shares = (tuple(int(one) for one in made.integers(0, 4, n) * made.integers(0, 2, n)) for _ in range(2))
+        M, K, N = sum(rows), sum(shares), int(made.integers(1, 6))
+        a, b = whole(case, M, K), whole(case + 50, K, N)
+        c = whole(case + 90, M, N) if made.integers(2) else None
+        more: dict[str, Any] = dict(epilogue=ReLU()) if made.integers(2) else {}
+        wanted = a @ b + (0 if c is None else c)
+        wanted = wanted.relu() if more else wanted
+        parts, of_c = (a.split(shares, 1)[rank], b.split(shares)[rank]), None if c is None else c.split(rows)[rank]
+        mine, of_rank = a.split(rows)[rank], wanted.split(rows)[rank]
+        what = case, rows, shares, N, c is None, more
+        assert torch.equal(gd.all_gather_matmul(mine, b, c, lengths=rows, **more), wanted), what
+        assert torch.equal(gd.matmul_all_reduce(*parts, c, **more), wanted), what
+        out = poisoned(rows[rank], N)
+        assert torch.equal(gd.matmul_reduce_scatter(*parts, of_c, lengths=rows, out=out, **more), of_rank), what
+        assert torch.equal(gd.ring_matmul(mine, parts[1], of_c, lengths=shares, **more), of_rank), what
+
+
+def check_drawn_mixtures(rank: int, device: str = "cpu", largest: int = 6) -> None:
+    """Any numbers of tokens, of choices and of experts, of a token twice the same, of none at all; views of any strides."""
+    for case in range(3):
+        made, n = draws(100 + case), size()
+        lengths = tuple(int(one) for one in made.integers(0, largest + 1, n) * made.integers(0, 3, n).clip(0, 1))
+        of, choices, tokens = int(made.integers(1, 4)), int(made.integers(0, 4)), sum(lengths)
+        total = of * n
+        chosen = torch.from_numpy(made.integers(-1, total + 1, (tokens, choices)))
+        if made.integers(2):                                       # all to one rank
+            chosen = torch.where((chosen >= 0) & (chosen < total), chosen % of + int(made.integers(n)) * of, chosen)
+        dtype = torch.float16 if made.integers(2) else torch.bfloat16
+        x, weights = drawn(case, tokens, 16, dtype=dtype), drawn(case + 9, tokens, choices)
+        w = layer(dtype, bool(made.integers(2)), total)
+        wanted = exact_experts(x.double(), chosen, weights.double(), *(y.double() for y in w))
+        part, own = slice(of * rank, of * rank + of), (lambda y: y.split(lengths)[rank].to(device))
+        rows = own(x) if made.integers(2) else own(x).mT.contiguous().mT
+        numbers = own(chosen).int() if made.integers(2) else own(chosen)
+        for _ in range(2):                                         # the second call is known
+            found = gd.experts(rows, numbers, own(weights), *(y[part].to(device) for y in w), "relu")
+            close(found.cpu(), wanted.split(lengths)[rank], 6e-3 if dtype is torch.float16 else 4e-2)
+
+
+def check_mixtures_know_each_other(rank: int) -> None:
+    """Over NCCL each rank's statement names its GPU: a call that all have agreed on is known all the same."""
+    x, w, ranks = drawn(0, 3, 16, dtype=torch.float16), layer(torch.float16, False, 1), ranks_of(dist.new_group())
+    with unittest.mock.patch.object(rules, "gpu_text", lambda ranks, device: f"GPU {rank}"):
+        tokens = x, torch.arange(3)[:, None], torch.ones(3, 1), *w
+        gd.experts(*tokens, group=ranks.group)
+        met = ranks._met
+        gd.experts(*tokens, group=ranks.group)
+    assert ranks._met == met
+
+
 def check_mixtures_of_nothing(rank: int) -> None:
     x, w = drawn(0, 3, 16, dtype=torch.float16), [y[:1] for y in layer(torch.float16, False, 1)]
     chosen, weights = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, 2, dtype=torch.float64)
     assert gd.experts(x[:0], chosen[:0], weights[:0], *w).shape == (0, 16)                      # no rank has a token
     assert not gd.experts(x, chosen - 1, weights, *w).any()                                     # no expert has one
     assert not gd.experts(x, chosen[:, :0], weights[:, :0], *w).any()
-    assert gd.experts(x[:rank], chosen[:rank] + rank, weights[:rank], *w).shape == (rank, 16)
+    assert gd.experts(x[:rank], chosen[:rank] + rank, weights[:rank], *w).shape == (min(rank, 3), 16)
     ranks = ranks_of()
     met = ranks._met
     gd.experts(x, chosen, weights, *w)
@@ -230,6 +291,7 @@ def check_mixtures_that_are_refused(rank: int) -> None:
     of(mine("x is a ndarray; gemmkit.distributed.experts takes tensors"), TypeError if other else ValueError, x=x.numpy() if other else x)
     shifted = torch.empty(w[0].numel() + 1, dtype=torch.float16)[1:].view_as(w[0])
     of(mine("gate begins at an address that is not a multiple of 16 bytes"), gate=shifted if other else w[0])
+    of(mine("gate has shape (0, 16, 24)"), **(dict(gate=w[0][:0], up=w[1][:0], down=w[2][:0]) if other else {}))
     of("TMA cannot load it", **(dict(zip(("gate", "up", "down"), layer(torch.float16, False, 2, hidden=12)))))
     assert gd.experts(x, chosen, weights, *w).shape == (3, 16)                       # and nothing is out of step
 

@@ -168,7 +168,7 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
     world.run(random.Random(seed))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("stores", [False, True])
 def test_every_kernel_reads_its_call(ranks: int, stores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(10):

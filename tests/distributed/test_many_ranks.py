@@ -13,7 +13,7 @@ from tests.distributed import many_scenarios
 from tests.support import ranks
 
 ENDED = "check_a_rank_that_is_killed"                # which ends the last rank
-COUNTS = 3, pytest.param(4, marks=pytest.mark.thorough), pytest.param(8, marks=pytest.mark.thorough)
+COUNTS = 3, pytest.param(2, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough), pytest.param(8, marks=pytest.mark.thorough)
 
 
 @pytest.fixture(scope="module")

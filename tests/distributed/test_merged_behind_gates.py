@@ -34,39 +34,42 @@ def by_threads(operator: Any = None) -> gk.Config:
                          block_shape=Tile(M=16, N=16, K=16))
 
 
-def run(conf: gk.Config, rows: int, rng: np.random.Generator, flag_first: bool = False) -> tuple[np.ndarray, list[np.ndarray]]:
+def run(conf: gk.Config, rows: int, rng: np.random.Generator, flag_first: bool = False,
+        ranks: int = RANKS, own: int = OWN) -> tuple[np.ndarray, list[np.ndarray]]:
     """D, and each rank's partial sums, of which this rank's are not in memory."""
     columns, depth = 24, 20
     a, b = whole(rng, (rows, depth), conf.global_a_layout.dtype), whole(rng, (depth, columns), conf.global_b_layout.dtype)
-    sums = [whole(rng, (rows, columns), F32, 50) for _ in range(RANKS)]
+    sums = [whole(rng, (rows, columns), F32, 50) for _ in range(ranks)]
     with gk.emulate():
-        sums[OWN] = gk.matmul(a, b, None, conf)
-    slot, flags = np.full((RANKS, rows, columns), np.nan, np.float32), np.zeros(CHUNKS * RANKS, np.uint32)
-    flags[OWN::RANKS] = EPOCH
+        sums[own] = gk.matmul(a, b, None, conf)
+    slot, flags = np.full((ranks, rows, columns), np.nan, np.float32), np.zeros(CHUNKS * ranks, np.uint32)
+    flags[own::ranks] = EPOCH
     streams, lengths = [], even_lengths(rows, CHUNKS)
-    for rank in (0, 2):
+    for rank in (one for one in range(ranks) if one != own):
         stream, begin = Stream(f"rank {rank}"), 0
         for chunk, length in enumerate(lengths):
             part = slice(begin, begin := begin + length)
             if flag_first:
-                stream.write(flags, chunk * RANKS + rank, EPOCH)
+                stream.write(flags, chunk * ranks + rank, EPOCH)
             stream.copy(slot[rank, part], sums[rank][part])
-            stream.write(flags, chunk * RANKS + rank, EPOCH)
+            stream.write(flags, chunk * ranks + rank, EPOCH)
         streams.append(stream)
     table = arrivals(conf.order, lengths, 0, conf.block_shape.size.M, -(-columns // conf.block_shape.size.N))
-    table[:, 2:] *= RANKS
-    merging = InRankOrder(slot.reshape(-1, columns), rows, rule_of(conf.operator, None), F32, RANKS, travels=F32, own=OWN)
-    made = dataclasses.replace(conf, order=Gated(table, flags, OWN, 1000))
+    table[:, 2:] *= ranks
+    merging = InRankOrder(slot.reshape(-1, columns), rows, rule_of(conf.operator, None), F32, ranks, travels=F32, own=own)
+    made = dataclasses.replace(conf, order=Gated(table, flags, own, 1000, True))
     d = poison((rows, columns), F32)
     with gk.emulate(), beside(*streams):
         gk.matmul(a, b, None, made, out=d, epilogue=merging | ReLU())
     return d, sums
 
 
+@pytest.mark.parametrize("ranks, own", [(3, 1), (5, 4), (8, 0)])
 @pytest.mark.parametrize("conf, rows", [(mapping, 130), (by_threads, 37)])
-def test_sums(conf: Any, rows: int, rng: np.random.Generator) -> None:
-    d, sums = run(conf(), rows, rng)
-    assert np.array_equal(d, np.maximum(sums[0] + sums[1] + sums[2], 0))
+@pytest.mark.sample(3)
+def test_sums(conf: Any, rows: int, ranks: int, own: int, rng: np.random.Generator) -> None:
+    d, sums = run(conf(), rows, rng, ranks=ranks, own=own)
+    assert np.array_equal(d, np.maximum(sum(sums[1:], sums[0]), 0))
 
 
 def test_shortest_paths(rng: np.random.Generator) -> None:
@@ -95,7 +98,7 @@ def of_two(conf: gk.Config, rows: int, columns: int, own: int, rng: np.random.Ge
     table[:, 2:] *= 2
     how = ReductionRule(F32, F32, rule_of(conf.operator, None), F32)
     given = with_own(Slot(slot), how, own, dict(epilogue=ReLU()))
-    made = dataclasses.replace(conf, order=Gated(table, flags, own, 1000))
+    made = dataclasses.replace(conf, order=Gated(table, flags, own, 1000, True))
     d = poison((rows, columns), F32)
     with gk.emulate(seed), beside(stream):
         gk.matmul(a, b, None, made, out=d, **given)
@@ -134,12 +137,22 @@ def test_the_other_ranks_sums_come_ahead_of_time(rng: np.random.Generator) -> No
     assert found.spec.store.reads_ahead
 
 
+def test_a_tile_is_multiplied_before_its_sums_are_awaited(rng: np.random.Generator, replaced: Seeded) -> None:
+    """The producer waits for none of them, and a consumer when it has multiplied."""
+    said: list[str] = []
+    for name in ("multiply_tile", "await_tile"):
+        real = getattr(kernel, name)
+        replaced(kernel, name, lambda *given, real=real, name=name: said.append(name) or real(*given))
+    d, expected = of_two(mapping(), 70, 40, 1, rng)
+    assert np.array_equal(d, expected) and said.index("multiply_tile") < said.index("await_tile")
+
+
 def test_faults_of_two(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, seeded: Seeded) -> None:
     """TMA reads what the consumer's thread has waited for, behind a fence."""
     with pytest.raises(errors.RaceError, match=r"the other"):
         of_two(mapping(), 128, 64, 1, rng, flag_first=True)
     with monkeypatch.context() as patch, pytest.raises(errors.RaceError, match=r"the other"):
-        patch.setattr(kernel, "await_arrivals", lambda spec, tile, opened: opened)
+        patch.setattr(kernel, "await_tile", lambda spec, tile, opened: opened)
         of_two(mapping(), 128, 64, 1, rng)
     seeded(kernel, "fence_async_global", lambda: None)
     with pytest.raises(errors.ProxyError):

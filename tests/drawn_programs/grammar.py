@@ -28,13 +28,14 @@ from tests.drawn_programs.syntax import (
     Store,
     expressions,
     number,
+    rewritten,
     statements,
 )
 
 __all__ = ["Case", "drawn"]
 
 WIDE = 264, 320, 384, 512                                              # whose columns two warpgroups share
-WIDTHS = 8, 16, 24, 32, 40, 48, 56, 72, 80, 96, 104, 112, 136, 160     # of heads and layers
+WIDTHS = 3, 8, 16, 20, 24, 32, 36, 40, 48, 50, 56, 72, 80, 96, 100, 104, 112, 136, 160     # of heads and layers
 SMALL, MIDDLE = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 40), (48, 63, 64, 65, 70, 81, 96, 97, 100, 127, 128, 129)
 LARGE = (130, 150, 191, 192, 200, 255, 256, 257, 299, 300)
 OPERANDS, ELEMENTS, RESULTS = list("abcuvwxq"), ["bias", "scale", "gate", "shift", "extra", "gamma", "beta", "third"], list("deyzro")
@@ -65,6 +66,7 @@ class Drawing:
         self.last = np.random.default_rng((seed, number, 3))   # of pages, and of where rounds begin
         self.new = np.random.default_rng((seed, number, 4))    # of wide heads, of sums beside products, of elements without rows
         self.types = np.random.default_rng((seed, number, 5))  # of operands of other types, and of largest elements beside products
+        self.updates = np.random.default_rng((seed, number, 6))        # of results that are read before they are stored
         self.operands = ""                                     # their type, if it is another one than other arrays'
         self.grouped = False                                   # whether neighbours of the stack share matrices
         self.halved: set[str] = set()                          # other stacks whose neighbours do
@@ -286,6 +288,10 @@ class Drawing:
         dims = (*(self.classes[x] for x in indices), *whole)
         dtype = self.pick("float16", "float32", "float32", "bfloat16", self.dtype)
         out = self.array(dims, "result", dtype, reuse=0.0)
+        if not only and (whole or "chain" not in self.tags) and self.updates.random() < 0.12:
+            self.tags.add("a result in place")
+            self.arrays[-1] = out = replace(out, style="held")
+            value = self.make("add", value, self.make("mul", number(0.5), self.load(out, *indices)))
         made = Store(out.name, indices, value)
         return Once(only, (made,)) if only else made
 
@@ -296,6 +302,8 @@ class Drawing:
         tile, body, chosen = (widened if "chain" in self.tags else in_pieces)(self, tile, body)
         counted = {"h", "layer", *(chosen.stacks if chosen else ())}
         loop = Loop("parallel", tuple(Over(x, self.classes[x], "") for x in tile), tuple(body))
+        stored = {x.array: x.indices for x in statements(loop) if isinstance(x, Store)}            # with stacks that came later
+        loop = rewritten(loop, lambda x: replace(x, data=(x.data[0], stored[x.data[0]])) if x.op == "load" and x.data[0] in stored else x)
         uses: dict[str, list[str]] = {}
         known = {x.name: x for x in self.arrays}
 

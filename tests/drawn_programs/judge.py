@@ -13,7 +13,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ def filled(seed, shape, dtype, style, scale, pitch, put=lambda x: x):   # type: 
     normal = rng.standard_normal(shape)
     if style == "growing" and len(shape) > 1:
         normal = normal * np.linspace(0.1, 4.0, shape[-2])[:, None] if shape[-2] else normal
-    values = {"normal": normal, "growing": normal, "positive": 0.25 + rng.random(shape), "whole": rng.integers(-1, 2, shape) / scale,
+    values = {"normal": normal, "growing": normal, "held": normal, "positive": 0.25 + rng.random(shape), "whole": rng.integers(-1, 2, shape) / scale,
               "places": rng.integers(0, 100, shape) / scale, "lengths": rng.choice([0, -3, 1, 7, 20, 33, 64, 100, 400], shape) / scale,
               "result": np.full(shape, 7.75) / scale}[style] * scale
     if pitch == 0 and len(shape) > 1:
@@ -97,7 +97,7 @@ def _offsets_of(case: Case, x: Array) -> np.ndarray:
 def _drawn_by(case: Case, x: Array) -> tuple[Any, ...]:
     dtype = ml_dtypes.bfloat16 if x.dtype == "bfloat16" else np.dtype(x.dtype)
     shape = tuple(case.sizes[dim] for dim in x.dims)
-    return (case.seed, sum(map(ord, x.name))), shape, dtype, "result" if x.role == "result" else x.style, x.scale, x.pitch
+    return (case.seed, sum(map(ord, x.name))), shape, dtype, "result" if x.role == "result" and x.style != "held" else x.style, x.scale, x.pitch
 
 
 def script(case: Case, outcome: Outcome | None = None) -> str:
@@ -198,8 +198,10 @@ def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tampe
     found = {x.name: np.array(machine.numpy(given[x.name])) for x in source.arrays if x.role == "result"}
     if tamper is not None:
         tamper(found)
+    before = _held(case)
+    arrays |= before                                   # what results have had
     wanted = interpreted(source, case.sizes, arrays, blocks)
-    said, weak = _compared(found, wanted)
+    said, weak = _compared(found, wanted, before)
     if said:
         return Outcome("fault", f"wrong numbers ({case.machine})", f"{said}\nmapping {plan.mapping!r}", weak)
     if case.seed % 4 == 0 and not any(x.size == 0 for x in arrays.values()):
@@ -226,7 +228,8 @@ def _of_reference(case: Case, program: Any, arrays: dict[str, np.ndarray], name:
         return Outcome("refused", said=_first_words(refused or error))
     names = [x.name for x in case.source.arrays if x.role == "result"]
     found = dict(zip(names, exact if isinstance(exact, tuple) else (exact,)))
-    said, weak = _compared(found, interpreted(case.source, case.sizes, arrays, dict.fromkeys("njk", block)), math.nan)
+    wanted = interpreted(case.source, case.sizes, arrays, dict.fromkeys("njk", block))
+    said, weak = _compared(found, wanted, {**dict.fromkeys(found, math.nan), **_held(case)})
     if said:
         return Outcome("fault", "reference: wrong numbers", f"the reference is otherwise than the interpretation: {said}", weak)
     return Outcome("refused", said=_first_words(refused)) if refused is not None else Outcome("right", weak=weak)
@@ -236,11 +239,16 @@ def case_form(case: Case) -> str:
     return next(x for x in ("tile", "chain", "rows") if x in case.tags)
 
 
-def _compared(found: dict[str, np.ndarray], wanted: dict[str, Bounded], before: float = POISON) -> tuple[str, float]:
+def _held(case: Case) -> dict[str, np.ndarray]:
+    """What results have that are read before they are stored."""
+    return {x.name: np.array(filled(*_drawn_by(case, x))) for x in case.source.arrays if x.role == "result" and x.style == "held"}
+
+
+def _compared(found: dict[str, np.ndarray], wanted: dict[str, Bounded], before: Mapping[str, Any]) -> tuple[str, float]:
     """What is wrong, and the part of elements of which little is known. ``before``: what elements are that nothing is stored in."""
     weak = total = 0
     for name, bound in wanted.items():
-        got, exact, kept = found[name].astype(float), np.where(bound.error < 0, before, bound.value), bound.error < 0
+        got, exact, kept = found[name].astype(float), np.where(bound.error < 0, before.get(name, POISON), bound.value), bound.error < 0
         finite = np.isfinite(exact) & ~kept
         largest = float(np.abs(exact[finite]).max(initial=0.0))
         most = bound.error + SLACK * largest

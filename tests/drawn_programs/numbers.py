@@ -126,7 +126,7 @@ class Numbers:
     def __init__(self, source: Source, sizes: dict[str, int], arrays: dict[str, np.ndarray], blocks: dict[str, int]):
         self.source, self.sizes, self.blocks = source, sizes, blocks
         self.given = {array.name: array for array in source.arrays}
-        self.held = {name: np.asarray(x, np.float64) for name, x in arrays.items() if self.given[name].role != "result"}
+        self.held = {name: np.asarray(x, np.float64) for name, x in arrays.items() if self.given[name].role != "result" or self.given[name].style == "held"}
         self.results = {a.name: Bounded(a.dims, *(np.full([sizes[dim] for dim in a.dims], fill) for fill in (np.nan, -1.0)))
                         for a in source.arrays if a.role == "result"}
         self.at: dict[str, int | slice] = {}

@@ -82,11 +82,13 @@ def _line(kind: str, x: Any, loop: Loop, case: Any, pick: Callable[..., Any]) ->
         return (Raw(f"{x.name} = {text_of(x.value)}"),) if isinstance(x, Put) else None
     if kind == "a result is bound":
         return (Raw(f"{x.array} = {text_of(x.value)}"),) if isinstance(x, Store) else None
-    if kind == "added to a result":
-        return (Raw(f"{x.array}[{', '.join(x.indices)}] += {text_of(x.value)}"),) if isinstance(x, Store) else None
+    if kind == "added to a result":                            # elements of tiles may be
+        is_of_rows = "rows" not in case.tags and any(isinstance(y, Once) and x in y.body for y in statements(loop))
+        return (Raw(f"{x.array}[{', '.join(x.indices)}] += {text_of(x.value)}"),) if isinstance(x, Store) and is_of_rows else None
     if kind == "in place":
         read = [a.name for a in case.source.arrays if a.role != "result" and isinstance(x, Store)
-                and len(a.dims) == len(next(b for b in case.source.arrays if b.name == x.array).dims)]
+                and len(a.dims) == len(next(b for b in case.source.arrays if b.name == x.array).dims)
+                and any(y.data[0] == a.name and y.data[1] != x.indices for y in _loads(loop))]
         return (Raw(f"{pick(*read)}[{', '.join(x.indices)}] = {text_of(x.value)}"),) if read else None
     if kind == "a cell is a number":
         return (Raw(f"{x.name} = {pick('0', '0.0')}"),) if isinstance(x, Cell) else None

@@ -478,9 +478,28 @@ def test_what_is_refused(name: str) -> None:
 
 
 @pytest.mark.usefixtures("in_the_emulator")
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
+def test_complex_numbers(kind: Any, op: str) -> None:
+    """They have no order, and none of their sums has a kernel; a complex array takes what comes of real ones."""
+    real = SimpleNamespace(a=np.arange(6.0).reshape(2, 3), b=np.arange(6.0).reshape(3, 2) - 2)
+    out = poison(2, "c16")
+    with pytest.raises(gk.ConfigError, match="D's values are complex128, and real numbers are reduced"):
+        gk.matmul(real.a * 1j, real.b, epilogue=kind(out, op))
+    assert is_poison(out)
+    found = gk.matmul(real.a, real.b, epilogue=kind(out, op))
+    axis = 1 if kind is RowReduce else 0
+    assert np.allclose(out, expected(op, found, axis))
+    squares = Combine(lambda x, y: x + y, 0, of=lambda x: x.real * x.real + x.imag * x.imag, dtype="f8")
+    found = gk.matmul(real.a * 1j, real.b, epilogue=kind(out, squares))
+    assert np.allclose(out, expected("sumsq", abs(found), axis))
+
+
+@pytest.mark.usefixtures("in_the_emulator")
 def test_how_they_print() -> None:
     out = np.zeros(7, np.float32)
-    assert "op='sum'" in repr(RowReduce(out, "sum")) or "'sum'" in repr(RowReduce(out, "sum"))
+    for op in OPS:
+        assert repr(RowReduce(out, op)) == f"RowReduce({out!r}, {op!r})"
     assert (Scale(2.0) | RowReduce(out, "max")).reduces and not (Scale(2.0) | Elementwise(lambda x: x)).reduces
 
 

@@ -386,7 +386,7 @@ class Turned(RowFunction):
     (lambda: gk.layernorm(X, beta=np.ones(6, F32)), ValueError, "beta is given alone"),
     (lambda: gk.layernorm(X, np.ones(5, F32), np.ones(6, F32)), ValueError, r"gamma has shape \(5,\); rows of 6 elements need \(6,\)"),
     (lambda: gk.rmsnorm(X, np.ones((1, 6), F32)), ValueError, "gamma.*1"),
-    (lambda: gk.rmsnorm(X, X[0], out=X), ValueError, "gamma of AffineRMSNorm overlaps out"),
+    (lambda: gk.rmsnorm(X, X[0], out=X), ValueError, "gamma of RMSNormRows overlaps out"),
     (lambda: gk.rowwise(X, lambda row: None), TypeError, "function=.*a RowFunction is needed"),
     (lambda: gk.rowwise(X, ArgMax(np.zeros(3, np.int32))), ValueError, r"where has shape \(3,\); 4 rows need \(4,\)"),
     (lambda: gk.softmax(X, stream="first"), TypeError, "stream"),

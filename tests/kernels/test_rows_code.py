@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.functions.rows import AffineLayerNorm, AffineRMSNorm, LogSoftmax, RowsLaunch, SoftmaxRows, matrix
+from gemmkit.functions.rows import LayerNormRows, LogSoftmax, RMSNormRows, RowsLaunch, SoftmaxRows, matrix
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import disassemble, instruction_counts
 from tests.functions.test_rows import FUNCTIONS, ArgMax, close
@@ -21,8 +21,8 @@ F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
 def function(name: str, columns: int) -> Any:
     vector = np.ones(columns, F16)
-    return {"softmax": SoftmaxRows(), "log softmax": LogSoftmax(), "layernorm": AffineLayerNorm(1e-5, vector, vector),
-            "rmsnorm": AffineRMSNorm(1e-6, vector)}[name]
+    return {"softmax": SoftmaxRows(), "log softmax": LogSoftmax(), "layernorm": LayerNormRows(1e-5, vector, vector),
+            "rmsnorm": RMSNormRows(1e-6, vector)}[name]
 
 
 def launch(name: str, dtype: np.dtype, columns: int) -> RowsLaunch:

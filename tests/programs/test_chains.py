@@ -407,10 +407,8 @@ def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
 
 def test_arrays_that_cannot_be() -> None:
     q, k, v, o = heads(1, 70, 90)
-    with pytest.raises(gk.ConfigError, match="blocks of q are 64 x 44: multiples of 8 rows and of 8 columns are needed"):
-        listing.attention.plan(q[:, :, :44], k[:, :, :44], v, o, 0.125)
-    with pytest.raises(gk.ConfigError, match="a product has 44 columns; a multiple of 8 up to 256 is needed"):
-        listing.attention.plan(q, k, v[:, :, :44], o[:, :, :44], 0.125)
+    with pytest.raises(ValueError, match="q has shape .*: an operand of a product without columns"):
+        listing.attention.plan(q[:, :, :0], k[:, :, :0], v, o, 0.125)
     with pytest.raises(TypeError, match="q has dtype float32"):
         listing.attention.plan(q.astype(F32), k, v, o, 0.125)
     with pytest.raises(ValueError, match="q and o share memory"):

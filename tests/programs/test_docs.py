@@ -19,7 +19,7 @@ GUIDE = DOCS / "programs.md"
 
 
 @pytest.mark.kin(1)
-@pytest.mark.parametrize(("page", "python", "text"), [("programs.md", 32, 1), ("design/programs.md", 16, 15),
+@pytest.mark.parametrize(("page", "python", "text"), [("programs.md", 33, 1), ("design/programs.md", 16, 15),
                                                       ("reference/programs.md", 2, 2)])
 def test_programs(page: str, python: int, text: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                   rng: np.random.Generator) -> None:

@@ -71,7 +71,7 @@ ENDS = [
     ("x = acc[0]", "cannot be indexed"), ("x = acc.shape", "a value of a program has no shape"), ("x = [v for v in a]", "cannot be indexed|no elements"),
     ("x = acc.sum()", "axis"), ("x = acc.astype('float61')", "a dtype is needed"), ("x = acc.astype(complex)", "real numbers"),
     ("x = gp.exp(acc, acc)", "positional argument"), ("x = undefined", "NameError: name 'undefined'"),
-    ("x = gp.softmax(acc)", "no word 'softmax': the words are copy, exp"), ("x = gp.erf(acc)", "no word 'erf'"),
+    ("x = gp.softmax(acc)", "no word 'softmax': the words are block_diagonal, call, copy"), ("x = gp.erfc(acc)", "no word 'erfc'"),
     # arrays
     ("x = range(a.rows)", "loops are for m, n in gp.parallel"), ("x = acc * a.columns", r"a.shape\[1\]"), ("x = a.columns / 2", "shape"),
     ("x = a.columns in (1, 2)", "shape"), ("x = [v for v in a.rows]", "gp.sequential"), ("x = segments[m]", "is an argument of it"),
@@ -81,8 +81,9 @@ ENDS = [
     ("x = flag * acc", "at most two dimensions"), ("x = a * 2", "without indices"), ("alpha[m] = acc", "store results in array arguments"),
     # stores
     ("y = acc", r"y = \.\.\. only rebinds the name.*write y\[m, n\]"),
-    ("d[m, n] += acc", "d is both read and stored"), ("d[m, m] = acc", "is used twice"),
-    ("d[m, n] = acc + d[m, n]", "d is both read and stored.*acc \\+ c\\[m, n\\]"), ("acc[m, n] = 1.0", "assigned as a whole"),
+    ("d[m, m] = acc", "is used twice"),
+    ("with gp.once(n): y[m] = flag[m] + y[m]", "y is both read and stored.*acc \\+ c\\[m\\]"),
+    ("acc[m, n] = 1.0", "assigned as a whole"),
     ("y[n] = flag[m]", "each element must get one value"), ("with gp.once(m): y[m] = flag[m]", "only the first block along"),
     ("x = gp.full(m, n, acc)", r"copy\(x\)"), ("x = gp.zeros(m, m)", "must be blocks of two loops"), ("x = gp.full()", "one or two blocks")]
 

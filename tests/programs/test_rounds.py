@@ -226,7 +226,15 @@ def sums_of_operands(q: Any, k: Any, v: Any, lengths: Any, o: Any) -> None:
     for h, m in gp.parallel(q.count, q.rows):
         out = gp.zeros(m, k.columns)
         for n in gp.sequential(k.rows, stop=lengths[h]):
-            out += q[h, m, n] @ k[h, n]                # here
+            out += q[h, m, n] @ k[h, n]
+        o[h, m] = out
+
+
+def sums_of_transposes(q: Any, k: Any, v: Any, lengths: Any, o: Any) -> None:
+    for h, m in gp.parallel(q.count, q.columns):
+        out = gp.zeros(m, k.columns)
+        for n in gp.sequential(k.rows, stop=lengths[h]):
+            out += q[h, n, m].T @ k[h, n]              # here
         o[h, m] = out
 
 
@@ -259,7 +267,7 @@ COUNTS = np.zeros(2, np.int32)
     (program_with(lambda x, h, m: 32.5), COUNTS, TypeError, "stop=32.5.*a whole number of elements of arrays of int32 or int64 is needed"),
     (program_with(lambda x, h, m: x[h] * 1.5), COUNTS, TypeError, "1.5 is not whole"),
     (program_with(lambda x, h, m: x[h], lambda k: k.count), COUNTS, ValueError, "one by one; only loops over rows and columns take stop="),
-    (sums_of_operands, COUNTS, ValueError, "takes both operands as they are"),
+    (sums_of_transposes, COUNTS, ValueError, "a product sums over n, and takes q transposed"),
     (begins_as_a_block, COUNTS, ValueError, "out begins as a block of q, but rounds have a length"),
     (tiles_of_both, COUNTS, ValueError, "lengths in tiles of whole rows"),
     ], ids=lambda x: getattr(x, "__name__", ""))
@@ -271,7 +279,7 @@ def test_what_is_no_length_names_the_line(function: Any, lengths: Any, kind: typ
     assert f"{__file__}:{line}" in str(error.value)
 
 
-def test_lengths_without_a_kernel_have_a_reference() -> None:
+def test_sums_of_operands_have_a_reference() -> None:
     q, k, v = (np.random.default_rng(n).standard_normal((2, 64, 64)) for n in range(3))
     got = gk.program(sums_of_operands).reference(q, k, v, np.array([10, 80]), np.empty((2, 64, 64)))
     np.testing.assert_allclose(got, np.stack([q[0, :, :10] @ k[0, :10], q[1] @ k[1]]))

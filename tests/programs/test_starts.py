@@ -221,6 +221,68 @@ def test_operands_as_they_are(mapping: Any, rng: np.random.Generator) -> None:
 
 
 @gk.program
+def of_rows(a: Any, b: Any, starts: Any, lengths: Any, d: Any, s: Any) -> None:
+    """Threads read the left operand, whose columns begin anywhere; and its sums."""
+    for h, m in gp.parallel(a.count, a.rows):
+        out, total = gp.zeros(m, b.columns), gp.zeros(m)
+        for n in gp.sequential(b.rows, start=starts[h], stop=lengths[h]):
+            out += a[h, m, n].astype(b.dtype) @ b[h, n]
+            total += a[h, m, n].sum(axis=1)
+        d[h, m] = out
+        s[h, m] = total
+
+
+@gk.program
+def of_rows_as_they_are(a: Any, b: Any, lengths: Any, d: Any) -> None:
+    for h, m in gp.parallel(a.count, a.rows):
+        out = gp.zeros(m, b.columns)
+        for n in gp.sequential(b.rows, stop=lengths[h]):
+            out += a[h, m, n] @ b[h, n]
+        d[h, m] = out
+
+
+@pytest.mark.kin(1)
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("dtype", [F16, F32])
+@pytest.mark.parametrize("bounds", [([17, 104, 0, -5], [90, 60, 104, 1]), ([8, 64, 63, 1], [64, 999, 65, 96])], ids=str)
+@pytest.mark.parametrize("mapping", [None, MULTISTAGE, gk.Mapping({"n": 64}), gk.Mapping(splits=2)], ids=repr)
+def test_bounds_of_columns(mapping: Any, bounds: Any, dtype: Any, rng: np.random.Generator) -> None:
+    """Of a left operand what lies outside of the bounds may be anything; of float32 it is rounded."""
+    starts, lengths = (np.array(x, np.int32) for x in bounds)
+    a, b = half(rng, 4, 72, 105)[:, :, 1:].astype(dtype), half(rng, 4, 104, 64)
+    for h in range(4):
+        b[h, :max(0, starts[h])] = np.nan
+        a[h, :, :max(0, starts[h])] = a[h, :, max(0, lengths[h]):] = np.nan
+    check(of_rows, a, b, starts, lengths, poisoned(4, 72, 64), np.full((4, 72), np.nan, F32), mapping=mapping)
+    if dtype == F16:
+        a[:, :, :104] = np.nan_to_num(a)
+        check(of_rows_as_they_are, a, np.nan_to_num(b), lengths, poisoned(4, 72, 64), mapping=mapping)
+
+
+@gk.program
+def rounded(a: Any, b: Any, d: Any, top: Any) -> None:
+    """A left operand in float32, and rows of a block as it is, without bounds."""
+    for m in gp.parallel(a.rows):
+        out, best = gp.zeros(m, b.columns), gp.full(m, -math.inf)
+        for n in gp.sequential(b.rows):
+            out += a[m, n].astype(b.dtype) @ b[n]
+            best[:] = gp.maximum(best, a[m, n].max(axis=1))
+        d[m] = out
+        top[m] = best
+
+
+@on_machines
+@pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=repr)
+def test_blocks_that_threads_read(machine: Any, mapping: Any, rng: np.random.Generator) -> None:
+    given = [half(rng, 70, 99).astype(F32) - 3, half(rng, 99, 64), poisoned(70, 64), np.full(70, np.nan, F32)]
+    exact, on = rounded.reference(*given), [machine.array(x) for x in given]
+    with machine.session():
+        rounded(*on, mapping=mapping)
+    for got, wanted in zip(on[2:], exact, strict=True):
+        np.testing.assert_allclose(machine.numpy(got).astype(float), wanted, atol=0.06, rtol=2e-3)
+
+
+@gk.program
 def in_order(a: Any, b: Any, c: Any, starts: Any, d: Any, best: Any) -> None:
     """Rounds of which none may be left out, or change places; a cell that a round without places makes NaN."""
     for h, m in gp.parallel(a.count, a.rows):
@@ -331,9 +393,7 @@ def test_what_is_no_start(loop: str, words: str) -> None:
         o[b, m, j] = out
 """, r"has a length \(start=, stop=\); a kernel takes lengths in tiles of whole rows"),
     (LOOP.format("zeros(m, v.columns)", "k.rows, start=starts[b], stop=starts[b]", "").replace("(q[b, m] @ k[b, n].T).astype(v.dtype)", "q[b, n, m].T").replace(
-        "q.rows", "q.columns").replace("v[b, n]\n", "v[b, n]  #\n"), "a product sums over n, and takes both operands as they are"),
-    (LOOP.format("zeros(m, v.columns)", "k.columns, start=starts[b]", "  #").replace("k[b, n].T", "k[b, n]").replace("(q[b, m] @ k[b, n]).astype(v.dtype)", "q[b, m, n]"),
-     "n goes along the columns of q, and has a start: a kernel's blocks begin at multiples of 16 bytes there"),
+        "q.rows", "q.columns").replace("v[b, n]\n", "v[b, n]  #\n"), "a product sums over n, and takes q transposed"),
     (LOOP.format("zeros(m, v.columns)", "k.rows, start=starts[b]", "").replace("starts, wrong", "n_start, wrong").replace("starts[b]", "n_start[b]"),
      "n_start: the derived kernel uses this name"),
 ])

@@ -22,6 +22,7 @@ from tests.support.machines import on_devices  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+ATTENTION: Any = importlib.import_module("gemmkit.torch.attention")
 
 
 class LlamaRMSNorm(nn.Module):
@@ -758,8 +759,83 @@ def test_attention_with_padding(causal: bool, device: str) -> None:
 
 # -- transformers ---------------------------------------------------------------------------------------------------------
 
+def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """As transformers has it."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return tuple(x * cos + torch.cat((-x[..., x.shape[-1] // 2:], x[..., :x.shape[-1] // 2]), -1) * sin for x in (q, k))
+
+
+SIZE = 1
+
+
+def neighbours_turned(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """As GPT-J and Cohere have it."""
+    return tuple(x * cos[:, None] + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin[:, None] for x in (q, k))
+
+
+def drawn_columns(device: str, dtype: Any = BF16, batch: int = 2, rows: int = 5, angles: int = 2) -> tuple[Any, ...]:
+    """Queries of 3 heads and keys of 2, columns of one product with values; and angles."""
+    heads = torch.randn(batch, rows, 7, 16, device=device).to(dtype).transpose(1, 2)
+    return heads[:, :3], heads[:, 3:5], *(torch.randn(angles, rows, 16, device=device).to(dtype) for _ in range(2))
+
+
 @on_devices
-def test_a_llama(device: str) -> None:
+@pytest.mark.parametrize(("dtype", "batch", "rows", "angles"), [(BF16, 2, 5, 2), (F16, 3, 1, 1), (BF16, 1, 40, 1)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_queries_and_keys_are_turned(dtype: Any, batch: int, rows: int, angles: int, apart: bool, device: str) -> None:
+    """By one kernel, or two where they lie apart; rounded once. The model's own function would raise."""
+    torch.manual_seed(batch)
+    given = drawn_columns(device, dtype, batch, rows, angles)
+    if apart:
+        q, k, *angles_of = given
+        given = q.contiguous(), k.transpose(-1, -2).contiguous().transpose(-1, -2), *angles_of
+    with torch.no_grad():
+        found = ATTENTION.Rotation(None)(*given)
+        assert (ATTENTION._of_both(*given[:2]) is None) == apart
+    for one, exact in zip(found, apply_rotary_pos_emb(*(x.double() for x in given))):
+        assert one.dtype == dtype and one.shape == exact.shape
+        assert ((one.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-5).all()
+
+
+@on_devices
+def test_what_the_models_own_function_turns(device: str) -> None:
+    """Of other dtypes and shapes, and with a gradient."""
+    q, k, cos, sin = drawn_columns(device)
+    wide = drawn_columns(device, F32)
+    calls: list[tuple[Any, ...]] = [
+        (q, k[:, :, 1:], cos, sin), (q[0], k[0], cos, sin), (q[:, :0], k, cos, sin), (q, k, cos.float(), sin.float()), wide,
+        (q, k, cos[:, :3], sin[:, :3]), (q, k, cos, sin, 1), (q[..., :15], k[..., :15], cos[..., :15], sin[..., :15])]
+    told: list[Any] = []
+    rotation = ATTENTION.Rotation(lambda *args, **how: told.append((args, how)))
+    with torch.no_grad():
+        for call in calls:
+            rotation(*call)
+        rotation(q, k, cos, sin, unsqueeze_dim=1)
+    rotation(q.requires_grad_(), k, cos, sin)
+    assert len(told) == len(calls) + 2
+    assert all(one is other for (args, _), call in zip(told, calls) for one, other in zip(args, call))
+
+
+def test_which_functions_turn(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function that a method calls is looked at by drawn numbers, and its module's names are those of the call."""
+    def forward(self: object, q: Any, k: Any, cos: Any, sin: Any, scale: float = 1.0) -> Any:
+        return [scale * SIZE * x for x in apply_rotary_pos_emb(q, k, cos, sin)]
+
+    names = forward.__globals__
+    taken = ATTENTION.turning(forward)
+    assert taken is not None and ATTENTION.turning(forward) is taken and ATTENTION.turning(lambda self: self) is None
+    given = drawn_columns("cpu")
+    with torch.no_grad():
+        for size in (1, 2):
+            monkeypatch.setitem(names, "SIZE", size)
+            near(taken(None, *given), forward(None, *given), 0.02)
+    for function in (neighbours_turned, None, lambda q, k, cos, sin: (k, q), lambda *args: apply_rotary_pos_emb(*args)[0]):
+        monkeypatch.setitem(names, "apply_rotary_pos_emb", function)
+        assert ATTENTION.turning(forward) is None
+
+
+@on_devices
+def test_a_llama(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, with padding, in training, with a cache, compiled; and undone."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -779,8 +855,11 @@ def test_a_llama(device: str) -> None:
     assert {x.by for x in report.replaced} == {"gk.torch.attention", "gk.torch.Linear", "gk.torch.glu", "gk.torch.rmsnorm",
                                                "gk.torch.Linear, one for q, k and v"}
     assert [x.kind for x in report.left] == ["Embedding"]
+    turned: list[Any] = []
+    monkeypatch.setattr(ATTENTION, "turned", lambda *args, own=ATTENTION.turned: (turned.append(args), own(*args)))
     with torch.no_grad():
         near([call() for call in calls], wanted, 0.03)
+        assert len(turned) == 4
         assert model.generate(words[:1], max_new_tokens=2, do_sample=False).shape == (1, 9)
     near(gradients(_Loss(model), words), of_training, 0.05)
     report.undo()

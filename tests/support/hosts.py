@@ -73,10 +73,11 @@ class Host:
     def row_wise(self, work: str, is_compiled: bool) -> Callable[..., np.ndarray]:
         from tests.functions.test_rows import layernorm, rmsnorm, softmax
 
-        def call(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+        def call(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, index: Any = None) -> np.ndarray:
             self.now += self.slower
             wide = x.astype(np.float64)
-            found = {"layernorm": lambda: layernorm(wide, gamma, beta), "rmsnorm": lambda: rmsnorm(wide, gamma), "softmax": lambda: softmax(wide)}
+            found = {"layernorm": lambda: layernorm(wide, gamma, beta), "rmsnorm": lambda: rmsnorm(wide, gamma), "softmax": lambda: softmax(wide),
+                     "transposed": lambda: (wide / (1 + np.exp(-wide)) * gamma).T, "named": lambda: rmsnorm(wide[index], gamma)}
             return np.asarray(found[work]() * (self.scale if x.dtype != np.float64 else 1), x.dtype)
 
         return call

@@ -21,6 +21,7 @@ from gemmkit.programs.chains import schedule as orders
 from gemmkit.programs.launches import BEGIN
 from gemmkit.programs.places import Await, Fill, Promote, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
+from gemmkit.programs.text import BEFORE
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
 from tests.verifier.texts import LOADS, Staged, Text, bytes_of, expect, held, in_turn, is_recurrence, resizing_of
@@ -122,7 +123,7 @@ def check_call(text: Text, call: ast.Call, where: str) -> None:
     expect(len(taken) == len(given), f"{where}: {name} takes {taken} and is given {[ast.unparse(x) for x in given]}")
     for parameter, argument in zip(taken, given):
         if isinstance(argument, ast.Name):
-            said = argument.id.removeprefix("before_")
+            said = argument.id if parameter == argument.id else argument.id.removeprefix("before_")
             expect(parameter == said or said not in taken, f"{where}: {name} takes {parameter}, and is given {argument.id}")
 
 
@@ -426,8 +427,12 @@ def check_registers(text: Text) -> None:
         if in_turn(plan):              # products go one after the other
             body, size = resizing.made.chain.body, choice.size
             handed = {x: size(x.dims[1]) // 4 for x in body if x.op == "handover"}
-            need = max(size(x.dims[1]) // 2 + handed.get(x.args[0], 0) for x in body if x.op == "dot")
-            room = max(kernel.room[choice.warpgroups], 192 if choice.warpgroups < 3 else 0)
+            dots = [x for x in body if x.op == "dot"]
+            begun = {x.args[2] for x in dots if x.args[2:]}                    # parts of products
+            alone = {x: [y for y in dots[:n] if y not in begun and not chains.depends(x, {y}, {*body})] for n, x in enumerate(dots)}
+            need = max(sum(size(y.dims[1]) // 2 for y in (x, *alone[x])) + handed.get(x.args[0], 0) for x in dots)
+            room = max(kernel.room[choice.warpgroups] + (schedule.AT_ONCE[choice.warpgroups] if kernel.uses_tma and not choice.ahead else 0),
+                       192 if choice.warpgroups < 3 else 0)
         else:
             rounds = [loop for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
                       if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)]
@@ -587,7 +592,8 @@ def check_maps(text: Text) -> None:
                 expect(least == block.size[axis] or (axis and block.size[axis] in padded), f"{block.name} has {block.size[axis]} of {dim}")
     kernel = [arg.arg for arg in text.functions["kernel"].args.args]
     if plan.is_multistage:
-        expect(not plan.printed.maps and set(plan.printed.operands) == {block.array for block in blocks}, "operands that threads copy")
+        copied = {block.array for block in blocks} - {*plan.printed.outs}
+        expect(not plan.printed.maps and set(plan.printed.operands) == copied, "operands that threads copy")
     else:
         brought = [b for b in blocks if not isinstance(text.tiles[f"{b.name}_tile"], pieces.NamedTile)]
         expect(sorted(plan.printed.maps) == sorted((b.name, b.array) for b in brought), f"maps are {plan.printed.maps}, and blocks {names}")
@@ -599,9 +605,11 @@ def check_maps(text: Text) -> None:
     wanted = ["sizes"]
     for array, slot in plan.taken:
         block = next((b.name for b, (name, of) in itertools.product(blocks, plan.printed.maps) if slot is not None and b.name == name
-                      and of == array and f"map_{name}" not in wanted), None) if slot is not None and array not in plan.printed.outs else None
-        is_second = block is None and array in wanted and array in plan.printed.outs           # of a result that TMA stores, and threads
-        wanted.append(f"{collectives.ROWS_OF}{array}" if is_second else array if block is None else f"map_{block}")
+                      and of == array and f"map_{name}" not in wanted), None) if len(wanted) <= len(plan.printed.maps) else None
+        is_second = block is None and array in wanted and array in plan.printed.outs           # of a result that threads store, or read
+        is_stored = f"{collectives.ROWS_OF}{array}" in {*kernel} - {*wanted}
+        second = f"{collectives.ROWS_OF if is_stored else BEFORE}{array}"
+        wanted.append(second if is_second else array if block is None else f"map_{block}")
         if slot is None:
             continue
         spec = slot.spec
@@ -616,11 +624,38 @@ def check_maps(text: Text) -> None:
     wanted += plan.printed.callees.names
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
     check_outs(text)
+    check_before(text)
     for name, tile in text.of_kind(collectives.StagedTile).items():
         shares = {collectives.ROW: tile.cluster.n, collectives.COLUMN: tile.cluster.m}.get(tile.peers, 1)
         expect((tile.parts == shares or bool(tile.page)) and (not tile.peers or shares > 1), f"{name} is shared by {shares} blocks: {tile.peers!r}")
         block = next(b for b in blocks if f"{b.name}_tile" == name)
         check_peers(text, block, tile)
+
+
+def check_before(text: Text) -> None:
+    """Results that are read before they are stored: by `called.element_before` alone, of an element that is there; nothing takes one behind
+    its store, and lanes that exchange what they store have met."""
+    results = {f"{BEFORE}{name}": name for name in text.plan.printed.outs if any(
+        isinstance(node, ast.Name) and node.id == f"{BEFORE}{name}" for node in text.nodes)}
+    expect(results.keys() <= {f"{BEFORE}{name}" for name in text.plan.printed.updated}, f"{[*results]} are read, and {text.plan.printed.updated} updated")
+    for name, of in text.functions.items():
+        takes = results.keys() & {arg.arg for arg in of.args.args}
+        for node in ast.walk(of):
+            is_read = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in takes
+            expect(not is_read, f"{name} reads an element that another thread may have stored: {text.said(node)}")
+            if isinstance(node, ast.Call) and text.said(node.func) == "element_before":
+                at, there = node.args[1:]
+                expect(isinstance(at, ast.Tuple) and isinstance(there, (ast.Compare, ast.BoolOp)), f"{name} asks for {text.said(node)}")
+        for block in (getattr(node, "body", ()) for node in ast.walk(of)):         # a tile's end may be printed in two
+            lines = [text.said(node) for node in block if isinstance(node, (ast.Expr, ast.Assign))] if isinstance(block, list) else []
+            for n, line in enumerate(lines):
+                result = line.partition(".store(")[0].removeprefix("out_")
+                if f"{BEFORE}{result}" not in results or not line.startswith(f"out_{result}.store("):
+                    continue
+                late = [x for x in lines[n + 1:] if f"{BEFORE}{result}," in x]
+                expect(not late, f"{result} is stored before {', '.join(late)}")
+                exchanges = isinstance(text.constants[f"out_{result}"], (collectives.OctetOut, pieces.PieceOut))
+                expect("warp_barrier()" in lines[:n] or not exchanges, f"lanes exchange {result}, and have not met since they read it")
 
 
 def check_outs(text: Text) -> None:

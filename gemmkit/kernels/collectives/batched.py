@@ -221,18 +221,25 @@ class Gated(Order):
     """Row ``linear`` of ``table`` is a tile: its row, its column, and the flags ``first`` to ``end - 1`` that have to be
     what the flag ``own`` is before it is read. After ``patience`` milliseconds without one the kernel traps.
 
-    ``table`` is int32, (tiles, 4), and ``flags`` uint32, one for each shard; both lie in device memory.
+    ``table`` is int32, (tiles, 4), and ``flags`` uint32, one for each shard; both lie in device memory. With ``of_sums``
+    what arrives is what the epilogue merges: if TMA fetches that, A is read and multiplied meanwhile.
     """
 
     table: Array
     flags: Array
     own: Scalar
     patience: Scalar
+    of_sums: bool = False
 
     gates = True
 
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         return number_of(self.table, linear, 0), number_of(self.table, linear, 1)
+
+    def is_open(self, linear: int, opened: int) -> bool:
+        if not self.of_sums:
+            return True
+        return number_of(self.table, linear, 2) * SHARDS + number_of(self.table, linear, 3) == opened
 
     def await_tile(self, linear: int, opened: int) -> int:
         shard, end = number_of(self.table, linear, 2), number_of(self.table, linear, 3)

@@ -437,11 +437,17 @@ class Order(Component):
     """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; each of the ``count(rows, columns)`` tiles that
     are computed exactly once. That is all of them, but of a `HalfOfTiles`."""
 
-    device_methods = ("block", "await_tile")
+    device_methods = ("block", "await_tile", "is_open")
 
     #: Whether operands arrive while the kernel runs (`gemmkit.kernels.collectives.batched`): then a kernel calls
-    #``await_tile`` before a : tile's first load.
+    #: ``await_tile`` before a tile's first load.
     gates = False
+    #: Whether what arrives is read by the epilogue alone.
+    of_sums = False
+
+    def is_open(self, linear: int, opened: int) -> bool:
+        """Whether the sums that a tile's epilogue merges are there, behind a wait that returned ``opened``."""
+        return True
 
     def await_tile(self, linear: int, opened: int) -> int:
         """Return when a tile's operands are there, with what this thread has waited for: the ``opened`` of its next call (-1

@@ -47,9 +47,13 @@ def consume_cooperatively(spec: Sm90Spec, outputs: Outputs, group: int, rank: in
         own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
         if spec.exchange.finishes(here):
             first = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
-            spec.store.begin(spec, outputs.map_c, work.batch,
-                             ConsumerPart(group, work.m + group * spec.first_rows, first, turn))
+            if spec.scheduler.order.is_open(here.scheduler.tile_of(at), opened):
+                spec.store.begin(spec, outputs.map_c, work.batch,
+                                 ConsumerPart(group, work.m + group * spec.first_rows, first, turn))
         sums, slot = multiply_tile(own, group, slot, k_steps(here, work), work, matrices.shape)
+        if spec.scheduler.order.of_sums:
+            opened = begin_late(spec, here.scheduler.tile_of(at), opened, outputs, work,
+                                ConsumerPart(group, work.m + group * spec.first_rows, work.n, turn))
         if spec.exchange.store_partials(sums, here, group, rank, turn):
             mine = spec.exchange.collect(sums, here, group, rank, turn)
             column = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
@@ -78,11 +82,15 @@ def consume_ping_pong(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -
         if turn == group:
             opened = await_arrivals(spec, here.scheduler.tile_of(at), opened)
             if spec.exchange.finishes(here):
-                spec.store.begin(spec, outputs.map_c, work.batch, ConsumerPart(group, work.m, work.n, own_turn))
+                if spec.scheduler.order.is_open(here.scheduler.tile_of(at), opened):
+                    spec.store.begin(spec, outputs.map_c, work.batch, ConsumerPart(group, work.m, work.n, own_turn))
             spec.turns.wait(group)
             own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             spec.turns.give(1 - group)
+            if spec.scheduler.order.of_sums:
+                opened = begin_late(spec, here.scheduler.tile_of(at), opened, outputs, work,
+                                    ConsumerPart(group, work.m, work.n, own_turn))
             if spec.exchange.store_partials(sums, here, group, rank, own_turn):
                 mine = spec.exchange.collect(sums, here, group, rank, own_turn)
                 spec.store.run(own, mine, matrices, ConsumerPart(group, work.m, work.n, own_turn))
@@ -95,14 +103,29 @@ def consume_ping_pong(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -
 
 
 def await_arrivals(spec: Sm90Spec, tile: int, opened: int) -> int:
-    """Where operands arrive while the kernel runs, and the store fetches an array ahead of time: that array may be what
-    arrives, and TMA's thread waits for it as the producer's does for A."""
-    if spec.scheduler.order.gates and spec.store.reads_ahead:
-        if thread_index() % 128 == 0:
-            waited = spec.scheduler.order.await_tile(tile, opened)
-            if waited != opened:
-                fence_async_global()
-            opened = waited
+    """Where operands arrive while the kernel runs, and the store fetches an array ahead of time: TMA's thread waits for
+    that array as the producer's does for A."""
+    if spec.scheduler.order.gates and spec.store.reads_ahead and not spec.scheduler.order.of_sums:
+        opened = await_tile(spec, tile, opened)
+    return opened
+
+
+def await_tile(spec: Sm90Spec, tile: int, opened: int) -> int:
+    if thread_index() % 128 == 0:
+        waited = spec.scheduler.order.await_tile(tile, opened)
+        if waited != opened:
+            fence_async_global()
+        opened = waited
+    return opened
+
+
+def begin_late(spec: Sm90Spec, tile: int, opened: int, outputs: Outputs, work: Work, part: ConsumerPart) -> int:
+    """The first tile of a chunk of sums is multiplied before the store waits for them. (Only TMA's thread knows what is
+    open, and only it begins.)"""
+    if spec.store.reads_ahead:
+        if not spec.scheduler.order.is_open(tile, opened):
+            opened = await_tile(spec, tile, opened)
+            spec.store.begin(spec, outputs.map_c, work.batch, part)
     return opened
 
 
@@ -202,7 +225,7 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
     while at < end:
         here = of_part(spec, at)
         work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, shape)
-        if spec.scheduler.order.gates:                 # operands arrive while the kernel runs
+        if spec.scheduler.order.gates and not (spec.scheduler.order.of_sums and spec.store.reads_ahead):
             waited = spec.scheduler.order.await_tile(here.scheduler.tile_of(at), opened)
             if waited != opened:
                 fence_async_global()

@@ -337,6 +337,7 @@ def _is_by(index: Index, x: Value) -> bool:
 def guard(chain: Chain, signs: dict[str, float]) -> None:
     """Before what folds over a block's elements, and before a block that a product sums over: the identity in place of what
     is out of range, if it is not there anyway. As early as it is needed, so that one does for all (exp of -inf is 0)."""
+    _read_by_threads(chain)
     _own_maxima(chain)
     while True:
         found = beyond(chain, signs)                    # behind a length arrays have anything, and zeros beyond their ends
@@ -358,6 +359,22 @@ def _wanted(x: Value, chain: Chain) -> tuple[Value, float] | None:
     if x.op == "dot" and loaded(x.args[0]) is None and x.args[0].dims[1] is chain.index:
         return x.args[0], 0.0                          # B is filled up with zeros; A must not have infinities and NaN there
     return None
+
+
+def _read_by_threads(chain: Chain) -> None:
+    """A block of an array that is folded, or rounded for a product, as it is: threads have it in registers."""
+    for x in [x for x in chain.body if _wanted(x, chain) is not None]:
+        old, casts = x.args[0], list[Value]()
+        while old.op == "cast":
+            casts.append(old)
+            old = old.args[0]
+        if old.op == "load" and (casts or x.op != "dot"):
+            new = Value("mul", (old, number(1.0)), old.dims, None, old.name, x.line)
+            chain.body.insert(chain.body.index(casts[-1] if casts else x), new)
+            if casts:
+                casts[-1].args = (new,)
+            else:
+                x.args = (new, *x.args[1:])
 
 
 def _own_maxima(chain: Chain) -> None:

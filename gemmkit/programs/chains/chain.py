@@ -15,7 +15,7 @@ from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_update
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 if TYPE_CHECKING:
@@ -255,9 +255,15 @@ def chain_of(loop: Loop) -> Chain:
         is_wide = isinstance(dot.dims[1], Axis) and MOST_COLUMNS < dot.dims[1].size <= 2 * MOST_COLUMNS
         chain.wide = chain.wide or (is_wide and not chain.is_straight)
         axis = dot.args[0].dims[1]
-        if chain.is_straight or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
+        is_odd = any(isinstance(dim, Axis) and dim.size % 8 for dim in (axis, dot.dims[1]))
+        if chain.is_straight or is_odd or (loaded(dot.args[0]) is None and isinstance(axis, Axis) and axis.size % STEP):
             chain.unit = STEP
     _check_pages(chain)
+    staged = {y.data[0] for dot in dots(chain.body) for x in dot.args[:2] if (y := loaded(x)) is not None}
+    staged |= {c.init.data[0] for c in chain.carried if c.init.op == "load"}
+    for store in (store for store in stores if store.parameter.name in loop.updated):
+        if chain.wide or (chain.piece is not None and store.parameter in staged):
+            raise refuse_update(store)                 # both warpgroups have the rows; a block has those of the next piece
     return chain
 
 
@@ -626,16 +632,16 @@ def _put_in_turn(chain: Chain, places: ChainPlaces, kernel: KernelLimits) -> Non
     """Right operands of products that go one after the other share a ring; long ones come in parts, and a product adds one
     after the other. Raises ValueError, with the user's line, for
     products of which one does not need the one before, and for a block that two of them take."""
-    order, body = dots(chain.body), set(chain.body)
-    for n, d in enumerate(order):
-        if n and not depends(d, {order[n - 1]}, body):
-            raise refused(ValueError, "a product that does not need the product before it; products without a loop go one "
-                                      "after the other (only .reference(...) runs others)", d.line)
-    taken = [places.blocks[d, 1] for d in order]
-    twice = next((n for n, block in enumerate(taken) if block in taken[:n] or block.ring.blocks != [block]), None)
-    if twice is not None:
-        raise refused(ValueError, f"{taken[twice].parameter.name} is an operand of two products; products without a loop "
-                                  "have an array each (only .reference(...) runs others)", order[twice].line)
+    order, taken, names = dots(chain.body), list[OperandBlock](), {block.name for block in places.blocks.values()}
+    for d in order:
+        block = places.blocks[d, 1]
+        if block in taken or block.ring.blocks != [block]:             # another product has it in parts of its own
+            block = OperandBlock(unique(block.name, names), block.parameter, block.key, d.args[1].dims, block.ring)
+            if d.args[1].op == "transpose":
+                block.dims = block.dims[::-1]
+            names.add(block.name)
+            places.blocks[d, 1] = block
+        taken.append(block)
     ring = RingPlace(chain.index, taken, in_turn=True)
     places.rings = [*(held for held in places.rings if not any(block in taken for block in held.blocks)), ring]
     for d, block in zip(order, taken):
@@ -661,6 +667,9 @@ def handed_over(chain: Chain) -> None:
         a, b = dot.args[0], loaded(dot.args[1])
         if loaded(a) is None and b is not None and a.op != SHARED:
             source = a.args[0] if a.op == "cast" else a
+            if source.op == "load":                    # threads read it, and do nothing else
+                source = Value("mul", (source, Value("const", data=1.0, line="")), a.dims, None, a.name, dot.line)
+                chain.body.insert(chain.body.index(dot), source)
             new = Value("handover", (source,), a.dims, None, f"{a.name or source.name or 'value'}_as_a", dot.line)
             at = chain.body.index(source) + 1 if source in chain.body else chain.body.index(dot)
             chain.body.insert(at, new)

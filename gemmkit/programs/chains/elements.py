@@ -13,7 +13,7 @@ from gemmkit.programs.chains.algebra import Ranges, bounds_of
 from gemmkit.programs.chains.chain import BELOW, FILLED, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
 from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.lengths import PIECE, whole_text
-from gemmkit.programs.text import WRITTEN, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
+from gemmkit.programs.text import BEFORE, WRITTEN, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index, unique
 
@@ -282,11 +282,11 @@ class Element:
             f"max({self._extent(index) if index is self.chain.rows else self.chain.stop} - 1, 0)")
         return f"min({place}, {last})"
 
-    def _in_array(self, index: Index) -> str:
+    def _in_array(self, index: Index, is_there: bool = False) -> str:
         """Where an element of an array is along an axis: one that is there."""
         if index.stack:
             return self._place(index)
-        is_there = self.is_whole and index is self.chain.index
+        is_there = is_there or (self.is_whole and index is self.chain.index)
         if index.piece is None:
             return self._place(index) if is_there else self._last(index, self._place(index))
         origin, last = f"{index.name}_origin", f"last_of_{index.name}"
@@ -312,9 +312,16 @@ class Element:
     def _load(self, x: Value) -> str:
         parameter, key = x.data
         self.arrays.add(parameter.name)
-        self.extra[parameter.name] = parameter.name
+        is_before = any(store.parameter is parameter for store in self.chain.stores)
+        name = f"{BEFORE if is_before else ''}{parameter.name}"
+        self.extra[name] = name
         whole = [dim for dim in x.dims if isinstance(dim, Axis)]
-        found = f"{parameter.name}[{', '.join([*map(self._in_array, key), *map(self._place, whole)])}]"
+        at = ", ".join([*(self._in_array(index, is_before) for index in key), *map(self._place, whole)])
+        found = f"{name}[{at}]"
+        if is_before:
+            rows, count = self.chain.rows, f"count_{self.chain.rows.name}"
+            self.extra[count] = self._extent(rows)
+            found = f"element_before({name}, ({at}), {self._place(rows)} < {count})"
         filled = [f"{self._place(dim)} < {dim.size}" for dim in whole
                   if dim.size % self.unit or dim.size < 2 * self.chain.half_of(dim)]
         return f"(convert(F32, {found}) if {filled[0]} else convert(F32, 0.0))" if filled else found

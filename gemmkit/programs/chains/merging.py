@@ -359,22 +359,23 @@ LENGTH = "length"
 
 
 def check_bounded(chain: Chain) -> None:
-    """Raises ValueError, with the user's line, for rounds that cannot end within a block."""
+    """Raises ValueError, with the user's line, for rounds that cannot end within a block. Threads read a left operand that a
+    product sums over: behind a length it counts as zeros, and it begins anywhere."""
     index = chain.index
     if chain.length is None and chain.start is None:
         return
-    for x in (loaded(x) for dot in dots(chain.body) for x in dot.args[:2] if chain.start is not None):
-        if x is not None and x.dims[1] is index:
-            raise refused(ValueError, f"{index} goes along the columns of {x.data[0].name}, and has a start: a kernel's "
-                                      "blocks begin at multiples of 16 bytes there. a kernel takes starts of rows; pass "
-                                      "the transposed array (only .reference(...) runs others)", chain.line)
+    for dot in dots(chain.body):
+        a = dot.args[0]
+        if a.op == "load" and a.dims[1] is index:
+            read = Value("cast", (a,), a.dims, np.dtype(a.data[0].dtype), a.name, dot.line)
+            chain.body.insert(chain.body.index(dot), read)
+            dot.args = (read, *dot.args[1:])
     for dot in dots(chain.body) if chain.length is not None or chain.starts_within else ():
         a = loaded(dot.args[0])
         if a is not None and dot.args[0].dims[1] is index:
-            raise refused(ValueError, f"a product sums over {index}, and takes both operands as they are: behind a length, "
-                                      f"and in front of a start in a page, blocks of {a.data[0].name} hold what the array "
-                                      "has there. a kernel takes lengths of computed operands only (only .reference(...) "
-                                      "runs others)", dot.line)
+            raise refused(ValueError, f"a product sums over {index}, and takes {a.data[0].name} transposed: behind a length "
+                                      "and in front of a start in a page its blocks hold what the array has there. pass the "
+                                      "transposed array, x[m, k] @ y[k] (only .reference(...) runs others)", dot.line)
     block = next((c for c in chain.carried if c.init.op == "load"), None)
     if block is not None:
         raise refused(ValueError, f"{block.inside.name} begins as a block of {block.init.data[0].name}, but rounds have a "
@@ -476,7 +477,9 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     share = Index(ProgramAxis(next(iter(parts)), len(chain.indices) - 1, splits, stack=True), chain.share)
     for c, (name, info) in zip(chain.carried, cells.items()):
         chain.stores.append(StoreStatement(Parameter(name, info.shape, F32), chain.indices, c.after, None, c.inside.line))
-    merging = Loop("parallel", chain.indices, _merged(chain, merge, share, parts, stores), line=chain.line)
+    read = {x.data[0] for x in walked([store.value for store in stores]) if x.op == "load"}
+    merging = Loop("parallel", chain.indices, _merged(chain, merge, share, parts, stores), line=chain.line,
+                   updated={store.parameter.name: store for store in stores if store.parameter in read})
     return Shares(merging, share, widths, cells, parts)
 
 
@@ -565,14 +568,18 @@ CALLING = 20                           # for what functions of a user's compute 
 def registers_needed(chain: Chain, size: Callable[[Any], int], at_once: bool,
                      parts: Names[Value, int] = MappingProxyType({})) -> int:
     """Registers of a thread for all sums and for what is handed over, or for the matrices that a round has ``at_once``; of
-    products without a loop for the sums of one, and what it takes. ``size``: of a dimension in a round. ``parts``: columns
-    of products of which warpgroups have a part. Raises ConfigError for odd sizes of products."""
+    products without a loop for the sums of one, of those before that it does not need, and what it takes. ``size``: of a
+    dimension in a round. ``parts``: columns of products of which warpgroups have a part. Raises ConfigError for odd sizes of
+    products."""
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
     sums = {d: _sums(parts.get(d) or size(d.dims[1]), d.line) for d in dots(chain.body)}
     handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
     if chain.is_straight:
-        return READING * len(read) + max(sums[d] + handed.get(d.args[0], 0) for d in sums)
+        order, body, begun = list(sums), set(chain.body), {d.args[2] for d in sums if d.args[2:]}      # parts of products
+        apart = {d: sum(sums[x] for x in order[:n] if x not in begun and not depends(d, {x}, body))
+                 for n, d in enumerate(order)}
+        return READING * len(read) + max(sums[d] + apart[d] + handed.get(d.args[0], 0) for d in sums)
     own = {**sums, **handed}
     need = _most_at_once(chain, size, own) if at_once else sum(own.values())
     return need + READING * len(read)

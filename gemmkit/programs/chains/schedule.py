@@ -732,6 +732,8 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
     def is_ready(user: Value) -> bool:
         """A reader of what crosses takes it as the round before left it. A part of a product follows the part before."""
         before = user.args[2:] if isinstance(user.data, ProductPart) else ()
+        if in_turn and flying and user.op == "dot" and not before:     # another product begins when the one before is over
+            return False
         return all((x in before and x not in left) or (x in readers and user in readers[x])
                    or done(x if user in late else through.get(x, x)) for x in user.args)
 

@@ -56,7 +56,7 @@ from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
 from gemmkit.programs.rounds import ColumnRole, begun_below, column_stages
 from gemmkit.programs.sums import TURNS, Adder, handed_on
-from gemmkit.programs.text import EARLY, OWN_NAMES, listed
+from gemmkit.programs.text import BEFORE, EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis, unique
 
@@ -450,6 +450,8 @@ class Consumer(Role):
             part = f"WarpgroupPart({first}{self.chain.of_group}, {column}, {to}, {columns}, ({listed(stacks)}))"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
+            if name in self.arrays:
+                self.put("warp_barrier()")             # lanes exchange what they store
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
 
 
@@ -473,7 +475,7 @@ IMPORTS = [
     ("gemmkit.lang.registers", "interleave"), ("gemmkit.lang.registers", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "join"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.aggregates", "convert"), ("gemmkit.lang.aggregates", "fill"),
-    *(("gemmkit.programs.called", word) for word in RETURNS.values()),
+    *(("gemmkit.programs.called", word) for word in (*RETURNS.values(), "element_before")),
     *(("gemmkit.programs.collectives", name) for name in (
         "HandedProduct", "OctetOut", "begin_of", "changes", "column_of", "column_value", "end_limits", "first_limits",
         "lane_value", "limits", "own_sum", "piece_at", "rescales", "row_max", "row_value", "steep", "whole_sum")),
@@ -487,7 +489,7 @@ IMPORTS = [
     ("gemmkit.programs.rounds", "StagedColumns"), ("gemmkit.programs.rounds", "times"),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
-        "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
+        "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform", "warp_barrier")),
     *(("gemmkit.ptx.wgmma", name) for name in ("grid_launch_dependents", "grid_wait")),
     *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
@@ -595,7 +597,7 @@ class ChainPrinter:
         """Blocks that TMA brings and their arrays, operands that threads copy, results, arrays that threads ``read``."""
         blocks = [(block.name, block.parameter.name) for ring in self.places.rings for block in ring.blocks]
         outs = [*self.outs, *([TURNS] if self.choice.ordered else [])]
-        return blocks, [], outs, [name for name in read if name not in outs]
+        return blocks, [], outs, [f"{BEFORE}{name}" if name in outs else name for name in read]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
         rings, columns = self.places.rings, consumer.columns
@@ -677,8 +679,9 @@ class ChainPrinter:
                 *(f"from {module} import {', '.join(names)}" for module, names in imports.items()), "", ""]
         tile = tuple(index.name for index in chain.indices)
         made = Printed("\n".join(head) + body, tuple(maps), tuple(outs),
-                       tuple(name for name in others if name not in callees.names), tuple(sizes), tile, tuple(self.scalars),
-                       self.threads, tuple(operands), callees, tuple(name for name in outs if self.is_updated(name)))
+                       tuple(name.removeprefix(BEFORE) for name in others if name not in callees.names), tuple(sizes), tile,
+                       tuple(self.scalars), self.threads, tuple(operands), callees,
+                       tuple(name for name in outs if self.is_updated(name) or f"{BEFORE}{name}" in others))
         return made, consumer.arrays
 
     def is_updated(self, name: str) -> bool:
