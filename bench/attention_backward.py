@@ -6,9 +6,11 @@
 | | FlashAttention 4's, where the package flash-attn-4 is installed |
 | alibi, soft cap, window, grouped | FlexAttention's, by ``torch.compile`` (`bench.torch_attention`) |
 
-All are ``torch.autograd.grad`` of q, k and v of a call that is kept, timed in turns by events in one run: of these sizes the
-device takes longer than the host. Gradients are compared with the peer's before; a causal row counts half of the products.
-With ``--device cpu`` small cases run in the emulator, beside PyTorch's own mathematics: the times are no measurement.
+Each peer is beside both forms of gemmkit's: the default, whose gradients are the same bits every time, and
+``deterministic=False`` ("in any order"), which is what these peers do. All are ``torch.autograd.grad`` of q, k and v of a
+call that is kept, timed in turns by events in one run: of these sizes the device takes longer than the host. Gradients are
+compared with the peer's before; a causal row counts half of the products. With ``--device cpu`` small cases run in the
+emulator, beside PyTorch's own mathematics: the times are no measurement.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ PRODUCTS = 5                           # of a backward pass: S, dP, dQ, dK, dV
 TOLERANCE = 8e-3                       # of two float16 gradients, of the largest element
 BY_PYTORCH, BY_FLEX = ("plain", "causal"), ("alibi", "soft cap", "window")
 CALLS, TURNS, BEFORE = 5, 9, 2
+ANY_ORDER = "in any order"
 
 
 class BackwardCase(NamedTuple):
@@ -66,13 +69,13 @@ SMALL = tuple(BackwardCase(work, 1, 8 if work == "grouped" else 2, 1 if work == 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
-def ours(case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
+def ours(case: BackwardCase, q: Any, k: Any, v: Any, deterministic: bool = True) -> Any:
     """The result, which autograd has recorded."""
     masks, slopes = gk.masks, torch.from_numpy(case.experiment.slopes).to(q.device)
     rules: dict[str, dict[str, Any]] = {
         "causal": {"mask": masks.Causal()}, "alibi": {"score": masks.ALiBi(slopes)},
         "soft cap": {"score": masks.SoftCap(CAP)}, "window": {"mask": masks.Window(WINDOW)}}
-    return gk.torch.attention(q, k, v, **rules.get(case.work, {}))
+    return gk.torch.attention(q, k, v, deterministic=deterministic, **rules.get(case.work, {}))
 
 
 def by_backend(backend: str, case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
@@ -126,24 +129,30 @@ def peers(case: BackwardCase, device: str) -> dict[str, Forward]:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 def rows(case: BackwardCase, device: str, calls: int = CALLS, turns: int = TURNS) -> list[dict[str, Any]]:
-    """A row for each peer. Raises `bench.harness.WrongResult` where gradients differ."""
+    """Two rows for each peer, of both forms. Raises `bench.harness.WrongResult` where gradients differ."""
     shapes = [(case.batch, heads, case.rows, case.head_dim)
               for heads in (case.heads, case.kv_heads, case.kv_heads, case.heads)]
     torch.manual_seed(0)
     *leaves, grad = (torch.randn(shape, device=device, dtype=torch.float16) for shape in shapes)
     q, k, v = (x.requires_grad_() for x in leaves)
     timed: dict[str, Callable[[], Any]] = {}
-    for name, forward in {"ours": ours, **peers(case, device)}.items():
+    given: dict[str, Forward] = {"ours": ours, ANY_ORDER: partial(ours, deterministic=False), **peers(case, device)}
+    for name, forward in given.items():
         result = forward(case, q, k, v)
         timed[name] = partial(torch.autograd.grad, result, (q, k, v), grad, retain_graph=True)
     found = {name: call() for name, call in timed.items()}
     times = times_of_events(timed, device, calls, turns, BEFORE)
     products = PRODUCTS * (0.5 if case.work == "causal" else 1)
     flops = 2 * case.batch * case.heads * case.rows**2 * case.head_dim * products
-    errors = {peer: max(error_of(f"{case.name}, gradients beside {peer}'s", x, y, TOLERANCE)
-                        for x, y in zip(found["ours"], found[peer])) for peer in list(timed)[1:]}
-    return rows_of("by PyTorch" if case.work in BY_PYTORCH else "by FlexAttention", case.name,
-                   (case.batch * case.heads * case.rows, case.rows, case.head_dim), times, errors, flops=flops, graph=False)
+    group = "by PyTorch" if case.work in BY_PYTORCH else "by FlexAttention"
+    made: list[dict[str, Any]] = []
+    for name, more in (("ours", ""), (ANY_ORDER, f", {ANY_ORDER}")):
+        errors = {peer: max(error_of(f"{case.name}{more}, gradients beside {peer}'s", x, y, TOLERANCE)
+                            for x, y in zip(found[name], found[peer])) for peer in list(timed)[2:]}
+        taken = {name: times[name], **{peer: times[peer] for peer in errors}}
+        made += rows_of(f"{group}{more}", case.name, (case.batch * case.heads * case.rows, case.rows, case.head_dim), taken,
+                        errors, flops=flops, graph=False)
+    return made
 
 
 def measured(options: Any) -> Iterator[dict[str, Any]]:

@@ -593,8 +593,7 @@ def take_share(x: Numeric, i: int, of: Any, which: int, share: int, first: int, 
 #
 # Source: Shah et al., "FlashAttention-3", 2024, whose gradient of queries is added up so, without an order.
 
-WARP = 32
-TURNS = "turn_counts"
+WARP, TURNS = 32, "turn_counts"
 
 
 @dataclass(frozen=True)
@@ -615,7 +614,8 @@ class AddedOut(PanelTile):
         """A warpgroup's 64 rows from ``row`` on; the piece has so many ``rows`` of the block."""
         own = row + own_row()
         if len(values) % 16 == 0 and self.line % 32 == 0:
-            each(put_panel, split(values, 16), self, self.begin_of(slot.stage), own, column, rows)
+            places = generate(4, octet_place, self, self.begin_of(slot.stage), own, column + own_column(), own % 2)
+            each(put_panel, split(values, 16), self, places, own, rows)
         else:
             each(put_octet, split(values, 4), self, self.begin_of(slot.stage), own, column, rows)
         fence_async()
@@ -648,20 +648,28 @@ class AddedOut(PanelTile):
         tma_wait(0)
 
 
-def put_panel(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+def octet_place(i: int, out: AddedOut, begin: int, row: int, column: int, is_odd: int) -> int:
+    """Where the i-th octet of a panel is put: those of odd rows go two ahead, and back."""
+    return begin + out.layout.position((row, column + i * 8 + (is_odd * 16 if i < 2 else -is_odd * 16)), out.held)
+
+
+def put_panel(values: tuple, n: int, out: AddedOut, places: tuple, row: int, rows: int) -> None:
     """32 columns of a thread's two rows. Odd rows go two octets ahead, and back, so that the 16 lanes whose pairs are stored
-    together reach all banks."""
-    each(put_octets, (0, 1), split(values, 4), out, begin, row, column + n * 32, rows)
+    together reach all banks. Panels and rows are apart by constants, so that a thread has four places."""
+    each(put_octets, (0, 1), split(values, 4), n, out, places, row, rows)
 
 
-def put_octets(i: int, n: int, octets: tuple, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
+def put_octets(i: int, n: int, octets: tuple, panel: int, out: AddedOut, places: tuple, row: int, rows: int) -> None:
     """Two octets of columns, 16 apart."""
     is_odd = row % 2
     one, other = octets[i], octets[i + 2]
-    ahead = generate(4, either, is_odd, other, one)
-    back = generate(4, either, is_odd, one, other)
-    put_octet(ahead, 0, out, begin, row, column + i * 8 + is_odd * 16, rows)
-    put_octet(back, 0, out, begin, row, column + i * 8 + 16 - is_odd * 16, rows)
+    for ahead, values in ((0, generate(4, either, is_odd, other, one)), (2, generate(4, either, is_odd, one, other))):
+        each(put_rows, split(values, 2), out, places[i + ahead], panel * out.held * out.line, row, rows)
+
+
+def put_rows(pair: tuple, n: int, out: AddedOut, place: int, panel: int, row: int, rows: int) -> None:
+    kept = apply(pair_or_zeros, pair, row + n * 8 < rows) if out.packed else pair
+    store_shared(shared(F32, out.offset), place, panel + n * 8 * out.line, kept)
 
 
 def either(n: int, first: int, one: tuple, other: tuple) -> Any:
@@ -670,16 +678,8 @@ def either(n: int, first: int, one: tuple, other: tuple) -> Any:
 
 def put_octet(values: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
     """Eight columns: two of each of a thread's two rows."""
-    each(put_pair, split(values, 2), out, begin, row, column + n * 8 + own_column(), rows)
-
-
-def put_pair(pair: tuple, n: int, out: AddedOut, begin: int, row: int, column: int, rows: int) -> None:
-    own = row + n * 8
-    place = out.layout.position((own, column), out.held)
-    if out.packed:
-        store_shared(shared(F32, out.offset), begin + place, 0, apply(pair_or_zeros, pair, own < rows))
-    else:
-        store_shared(shared(F32, out.offset), begin + place, 0, pair)
+    place = begin + out.layout.position((row, column + n * 8 + own_column()), out.held)
+    each(put_rows, split(values, 2), out, place, 0, row, rows)
 
 
 def pair_or_zeros(x: Any, n: int, is_there: bool) -> Any:

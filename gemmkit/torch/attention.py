@@ -123,7 +123,7 @@ def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
               layout: str = "bhnd", lengths: Any = None, key_starts: Any = None, key_lengths: Any = None, pages: Any = None,
-              return_lse: bool = False) -> Any:
+              return_lse: bool = False, deterministic: bool = True) -> Any:
     """`gemmkit.attention` of tensors as an operator: autograd, ``torch.compile``, ``torch.func.vmap``. ``torch.autocast``
     casts q, k and v.
 
@@ -131,8 +131,11 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         q, k, v, mask, score, scale, layout, lengths, key_lengths, return_lse: as in `gemmkit.attention`. While PyTorch
             compiles, lengths are tensors.
         pages, key_starts: as in `gemmkit.attention`, of tensors of which none requires a gradient.
+        deterministic: gradients are the same bits every time. False allows that the gradient of q is added up in any order,
+            in one kernel with those of k and v, which takes less time on Hopper with heads of up to 64 columns, and of 128.
+            Other calls, and all under ``torch.use_deterministic_algorithms(True)``, keep the order.
 
-    Returns: the result, or ``(result, lse)``. Both have gradients by q, k and v, the same bits every time. PyTorch computes
+    Returns: the result, or ``(result, lse)``. Both have gradients by q, k and v. PyTorch computes
     second derivatives, with all scores in memory. A key that no query sees, and one behind a length, gets zeros.
 
     Raises: what `gemmkit.attention` raises, before anything is launched, and where a gradient is wanted
@@ -154,11 +157,14 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.attention takes tensors, gemmkit.attention any "
                             "array")
     q, k, v = autocast(q, k, v)
-    return _attended(q, k, v, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, return_lse)
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic={deterministic!r}: True or False is needed")
+    return _attended(q, k, v, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, return_lse, deterministic)
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, score: Any, scale: float | None, layout: str,
-              lengths: Any, key_starts: Any, key_lengths: Any, pages: Any, return_lse: bool) -> Any:
+              lengths: Any, key_starts: Any, key_lengths: Any, pages: Any, return_lse: bool,
+              deterministic: bool = True) -> Any:
     if layout not in forward.LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
     is_recorded = records(q, k, v)
@@ -179,24 +185,28 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
                                      key_lengths=key_lengths, return_lse=return_lse)
         kind = MaskAndScore(mask, score)
         kind.check_gradient()
-        found = _OPERATOR(q, k, v, *_on_device(q, k, lengths, key_lengths, layout), kind=kind, scale=scale, layout=layout)
+        found = _OPERATOR(q, k, v, *_on_device(q, k, lengths, key_lengths, layout), kind=kind, scale=scale, layout=layout,
+                          deterministic=deterministic)
     else:
         _ = [id(x) for x in (mask, score) if x is not None]           # what a compiled graph is guarded by
         name = _constant_name(mask, score, is_recorded)
-        found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=name, scale=scale, layout=layout)
+        found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=name, scale=scale, layout=layout,
+                          deterministic=deterministic)
     return tuple(found) if return_lse else found[0]
 
 
 def causal_or_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
-                    score: Score | None = None, mask: Mask | None = None) -> Any:
+                    score: Score | None = None, mask: Mask | None = None, deterministic: bool = True) -> Any:
     """`attention` of (batch, rows, heads, head size), with a score and another mask where no compiler looks on. Tensors may
     begin anywhere: one that begins at no multiple of 16 bytes is copied first. Masks have their names before a compiler asks
     (PyTorch 2.11's takes no mask for a constant)."""
     q, k, v = autocast(q, k, v)
     if torch.compiler.is_compiling():
-        return _OPERATOR(q, k, v, None, None, None, kind=KINDS[1 if is_causal else 0], scale=scale, layout="bnhd")[0]
+        return _OPERATOR(q, k, v, None, None, None, kind=KINDS[1 if is_causal else 0], scale=scale, layout="bnhd",
+                         deterministic=deterministic)[0]
     q, k, v = (x.clone() if x.storage_offset() % 8 else x for x in (q, k, v))
-    return _attended(q, k, v, mask or (CAUSAL if is_causal else None), score, scale, "bnhd", None, None, None, None, False)
+    return _attended(q, k, v, mask or (CAUSAL if is_causal else None), score, scale, "bnhd", None, None, None, None, False,
+                     deterministic)
 
 
 def recorded(q: Any, k: Any, v: Any, out: Any, stream: Any, **more: Any) -> Any:
@@ -250,7 +260,7 @@ def _on_device(q: torch.Tensor, k: torch.Tensor, lengths: Any, key_lengths: Any,
 # --------------------------------------------------------------------------------------------------
 # The operators of ``torch.library``.
 
-_SAID = 'str kind="", float? scale=None, str layout="bhnd"'
+_SAID = 'str kind="", float? scale=None, str layout="bhnd", bool deterministic=True'
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, Tensor? key_lengths"
 _SCHEMA = f"({_GIVEN}, *, {_SAID}) -> (Tensor, Tensor)"
 _SCHEMA_OF_BACKWARD = (f"(Tensor grad, Tensor out, Tensor lse, Tensor? of_lse, {_GIVEN}, *, {_SAID}, int needed=7) -> "
@@ -258,7 +268,8 @@ _SCHEMA_OF_BACKWARD = (f"(Tensor grad, Tensor out, Tensor lse, Tensor? of_lse, {
 
 
 def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
-             kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
+             kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd",
+             deterministic: bool = True) -> Any:
     of = _kind_of(kind)
     with torch.no_grad():
         found = forward.attention(q, k, v, mask=of.mask, score=of.score, scale=scale, layout=layout, key_lengths=key_lengths,
@@ -278,7 +289,7 @@ def _in_a_graph(compute: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 
 def _allocate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
-              kind: str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
+              kind: str = _PLAIN, scale: float | None = None, layout: str = "bhnd", deterministic: bool = True) -> Any:
     """The results, uninitialised."""
     wanted = layout if q_offsets is None else layout[1:]
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -311,13 +322,14 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Any, of_lse: Any) 
 def _compute_gradients(grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, of_lse: Any, q: torch.Tensor,
                        k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
                        kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd",
-                       needed: int = 7) -> Any:
+                       deterministic: bool = True, needed: int = 7) -> Any:
     of = _kind_of(kind)
     with torch.no_grad():
         if grad.stride(-1) != 1 or why_not(describe(grad, "grad"), grad.dim() - 1) is not None:
             grad = grad.contiguous()                   # one element for all, as the gradient of a sum
         rules = Rules(of.mask, of.score, of.slope, q.shape[-1] ** -0.5 if scale is None else float(scale), layout,
-                      None if q_offsets is None else (q_offsets, k_offsets), key_lengths)
+                      None if q_offsets is None else (q_offsets, k_offsets), key_lengths,
+                      deterministic or torch.are_deterministic_algorithms_enabled())
         found = gradients(rules, grad, q, k, v, out, lse, of_lse, tuple(bool(needed >> n & 1) for n in range(3)))
         return tuple(q.new_empty(0) if x is None else x for x in found)
 
@@ -341,7 +353,7 @@ def _gradients_one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **opt
 def _first_of_attention(grad: torch.Tensor, out: object, lse: object, of_lse: torch.Tensor | None, q: torch.Tensor,
                         k: torch.Tensor, v: torch.Tensor, q_offsets: object, k_offsets: object,
                         key_lengths: torch.Tensor | None, *, kind: MaskAndScore | str, scale: float | None, layout: str,
-                        needed: int) -> Any:
+                        deterministic: bool, needed: int) -> Any:
     if q_offsets is not None or k_offsets is not None:
         raise NotImplementedError("gemmkit.torch.attention with lengths= has no second derivative; call it for each "
                                   "sequence, or without create_graph=True")
@@ -504,9 +516,10 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
 
 
 def _bnhd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None,
-          score: Score | None = None, mask: Mask | None = None) -> Any:
+          score: Score | None = None, mask: Mask | None = None, deterministic: bool = True) -> Any:
     """Attention of (batch, heads, rows, head size), as (batch, rows, heads, head size), which is then contiguous."""
-    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale, score, mask)
+    return causal_or_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal, scale, score, mask,
+                           deterministic)
 
 
 #: The name of gemmkit's attention among those of transformers.
@@ -545,7 +558,7 @@ def attention_of_transformers(module: object, query: torch.Tensor, key: torch.Te
         cut = bool(causal) and key.shape[2] > queries   # an empty static cache: rows behind the queries hold nothing yet
         k, v = (key[:, :, :queries], value[:, :, :queries]) if cut else (key, value)
         if takes(query, k, v) and attends(query, k, v, bool(causal), True):
-            return _bnhd(query, k, v, bool(causal), scaling), None
+            return _bnhd(query, k, v, bool(causal), scaling, deterministic=keywords.get("deterministic") is not False), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     found: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,

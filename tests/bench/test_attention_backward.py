@@ -18,12 +18,13 @@ from bench.harness import WrongResult  # noqa: E402
 @pytest.mark.sample(5)
 def test_a_row(case: Any) -> None:
     with gk.emulate():
-        (row,) = attention_backward.rows(case, "cpu", 1, 1)
-    assert row["ratio"] > 0 and row["error"] < attention_backward.TOLERANCE and row["peer"] == "formula"
+        both = attention_backward.rows(case, "cpu", 1, 1)
+    assert [row["group"].endswith("in any order") for row in both] == [False, True]
+    assert all(row["ratio"] > 0 and row["error"] < attention_backward.TOLERANCE and row["peer"] == "formula" for row in both)
 
 
 def test_a_wrong_gradient_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_backward, "ours", lambda case, q, k, v: attention_backward.by_formula(case, q, 1.1 * k, v))
+    monkeypatch.setattr(attention_backward, "ours", lambda case, q, k, v, **form: attention_backward.by_formula(case, q, 1.1 * k, v))
     with gk.emulate(), pytest.raises(WrongResult, match="gradients beside formula's: results differ"):
         attention_backward.rows(attention_backward.SMALL[0], "cpu", 1, 1)
 
@@ -31,7 +32,7 @@ def test_a_wrong_gradient_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.thorough
 def test_it_starts(tmp_path: Path) -> None:
     assert attention_backward.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert len(report.read(tmp_path / "attention_backward.json")["rows"]) == len(attention_backward.SMALL)
+    assert len(report.read(tmp_path / "attention_backward.json")["rows"]) == 2 * len(attention_backward.SMALL)
 
 
 def test_cases_are_what_peers_take() -> None:

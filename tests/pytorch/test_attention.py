@@ -77,6 +77,36 @@ def test_one_operand_alone(in_the_emulator: None) -> None:
     close(torch.autograd.grad(lse.sum(), (q,)), torch.autograd.grad(logarithms.sum(), (q,)))
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_any_order(is_asked: bool, in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager, compiled and by transformers' interface; `torch.use_deterministic_algorithms` is obeyed whatever the call allows."""
+    q, k, v = drawn(1, 2, 30, 16), drawn(1, 1, 30, 16), drawn(1, 1, 30, 16)
+    grad, wanted = drawn(1, 2, 30, 16, grad=False), exact(q, k, v, lambda m, n: n <= m)[0]
+    taken: list[bool] = []
+    given = MODULE.gradients
+
+    def counted(rules: Any, *args: Any, **more: Any) -> Any:
+        taken.append(rules.deterministic)
+        return given(rules, *args, **more)
+
+    monkeypatch.setattr(MODULE, "gradients", counted)
+    calls = [lambda: attending(q, k, v, mask=Causal(), deterministic=False),
+             lambda: torch.compile(lambda *qkv: attending(*qkv, mask=Causal(), deterministic=False), backend="aot_eager")(q, k, v),
+             lambda: MODULE.attention_of_transformers(None, q, k, v, None, is_causal=True, deterministic=False)[0].transpose(1, 2)]
+    torch.use_deterministic_algorithms(is_asked)
+    try:
+        for call in calls:
+            close(torch.autograd.grad(call(), (q, k, v), grad), torch.autograd.grad(wanted, (q, k, v), grad, retain_graph=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert taken == [is_asked] * len(calls)
+    taken.clear()
+    torch.autograd.grad(attending(q, k, v), (q, k, v), grad)
+    assert taken == [True]
+    with pytest.raises(TypeError, match="deterministic=0: True or False is needed"):
+        attending(q, k, v, deterministic=0)
+
+
 def test_packed_sequences_and_lengths_of_the_host(in_the_emulator: None) -> None:
     q, k, v = drawn(1, 20, 16), drawn(1, 24, 16), drawn(1, 24, 16)
     grad = drawn(1, 20, 16, grad=False)

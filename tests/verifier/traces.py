@@ -16,7 +16,7 @@ from gemmkit.programs.chains.chain import ProductPart, dots, late_values
 from gemmkit.programs.places import walked
 from gemmkit.programs.values import Axis
 from tests.verifier.texts import Text, expect
-from tests.verifier.walks import ADDED, PASSING, TURNS, Given, State, Walk
+from tests.verifier.walks import ADDED, COLUMNS, PASSING, TURNS, Given, State, Walk
 
 Log = list[tuple[Any, ...]]
 Taken = tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], Log]               # a block's tiles, products and events
@@ -24,7 +24,7 @@ Taken = tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], Log]               #
 
 def check_paths(text: Text) -> None:
     """Of the producer's thread, of those that add and pass turns on, and one of the consumers'."""
-    for thread in (0, *adders(text), *[PASSING] * ("pass_on" in text.functions), 128):
+    for thread in (0, *adders(text), *[PASSING] * ("pass_on" in text.functions or "bring" in text.functions), 128):
         for state in Walk(text, thread).run():
             check_end(text, thread, state)
 
@@ -103,6 +103,9 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
         if not multistage:
             places = _replayed(text, walked(0), consumer)
             own = [walked(thread) for thread in adders(text)]
+            if COLUMNS in text.constants:
+                brought, begun = ([event[1] for event in log if event[0] == what] for log, what in ((walked(PASSING), "brought"), (consumer, "begun")))
+                expect(brought == begun, f"columns of {brought} are brought, and rounds begin at {begun} ({case})")
             consumer += sorted((event for log in own for event in log if event[0] == "added"), key=lambda event: event[2])
             if TURNS in text.parameters("kernel"):
                 kept += own

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
-from gemmkit.programs import collectives, multistage, pieces, sums
+from gemmkit.programs import collectives, multistage, pieces, rounds, sums
 from gemmkit.programs.values import Axis
 from tests.verifier.texts import INDEXING, Staged, Text, Unsound, bytes_of, expect, in_turn
 
 PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
 OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut
 ADDED = "ring_added"                   # the ring by which consumers hand on what rounds add
-PASSING = 96                           # the first of the threads that pass turns on
+PASSING = 96                           # the first of the threads that pass turns on, or that compute a round's columns
+COLUMNS = "ring_columns"               # the ring of these
 TURNS = sums.TURNS
 VOTES = "steep", "rescales", "changes"
 
@@ -114,6 +115,7 @@ class State:
     copied: int = 0                    # groups of copies that are committed
     there: int = 0                     # of these, those that are waited for by all
     read: frozenset[tuple[str, int]] = frozenset()             # tiles and stages since the last barrier
+    loaded: tuple[str, ...] = ()       # of a round's columns
     put: tuple[str, ...] = ()          # what of a round is in shared memory
     met: tuple[str, ...] = ()          # and known to all
     is_clear: bool = False             # whether results have left the memory of what rounds add, or may take it
@@ -140,7 +142,7 @@ class State:
         env = frozenset((name, moved(x)) for name, x in self.env.items() if type(x) is not Name)
         rings = frozenset((name, ring.filled - least[name], ring.expected, ring.loaded) for name, ring in self.rings.items())
         groups = tuple((tuple((r, at - least.get(r, 0)) for r, at in g.reads), g.fragments, tuple(n - base for n in g.onto if n >= base)) for g in self.groups)
-        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items()), self.put, self.met, self.is_clear
+        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items()), self.loaded, self.put, self.met, self.is_clear
 
 
 class Given(NamedTuple):
@@ -418,6 +420,8 @@ class Walk:
             return self.of_place(node, name, what, args, state)
         if isinstance(of, Pipeline) and name == ADDED and self.thread < 128 and what != "initialise":
             return self.of_adder(of, what, args, state)
+        if (isinstance(of, Pipeline) and name == COLUMNS and what != "initialise") or isinstance(of, rounds.StagedColumns):
+            return self.of_columns(of, what, args, state)
         if isinstance(of, sums.AddedOut):
             return self.of_added(node, of, name, what, args, state)
         if isinstance(of, Pipeline):
@@ -506,6 +510,35 @@ class Walk:
         else:
             expect(what == "finish" and state.turn in (0, 4), f"{name}.{what} is no end of a turn")
             state.turn = 5 if state.turn == 4 else 0
+
+    def of_columns(self, of: Any, what: str, args: list[Any], state: State) -> Any:
+        """A warp puts all numbers of a round's columns into a stage; consumers take each of them once, and release it."""
+        held, brings = state.rings[COLUMNS], self.thread < 128
+        if what == "advance":
+            return At(args[0].position + 1, args[0].phase, COLUMNS)
+        expect(brings == (what in ("acquire", "commit", "put", "say")), f"{COLUMNS}: {what} by another role")
+        arrays = [f"columns {n}" for n in range(self.text.constants["column_stages"].arrays)]
+        arrays += ["said"] * ("column_stages.say" in self.text.plan.text)
+        if what == "acquire":
+            expect(args[0].stands(held.filled, 1, COLUMNS) and held.filled == held.released, f"{COLUMNS}: {args[0]} is acquired")
+            state.rings[COLUMNS] = RingState(held.filled + 1, held.filled)
+        elif what in ("wait", "release"):
+            at = args[0].of if what == "release" else args[0]
+            expect((at.position, at.phase) == (held.released, 0) and held.filled == held.released + (what == "release"), f"{COLUMNS}: {what} {at}")
+            expect(what == "wait" or list(state.loaded) == arrays, f"{state.loaded} is taken of {arrays}")
+            state.rings[COLUMNS], state.loaded = RingState(held.filled + (what == "wait"), held.released + (what == "release")), ()
+            state.log += [("begun", self.watched(state))] * (what == "release")
+        elif what == "commit":
+            expect(list(state.loaded) == arrays, f"{state.loaded} is put, of {arrays}")
+            state.rings[COLUMNS], state.loaded = replace(held, released=held.filled), ()
+            state.log.append(("brought", self.watched(state)))
+        else:
+            said = what in ("say", "is_large")
+            at = args[{"say": 1, "is_large": 0}.get(what, 2)]
+            expect(at.position == held.filled - 1 and held.filled > held.released, f"{COLUMNS}: {what} in {at}")
+            state.loaded = tuple(sorted({*state.loaded, "said" if said else f"columns {args[1]}"}))
+            return (ANY if self.given is None else self.given.votes) if what == "is_large" else DONE
+        return None
 
     def of_adder(self, ring: Pipeline, what: str, args: list[Any], state: State) -> Any:
         """A thread of its own for each stage: it gives the stage, sees it written, adds it, and gives it again."""

@@ -339,6 +339,22 @@ def depends(x: Value, on: set[Value], within: set[Value]) -> bool:
     return False
 
 
+def columns_begun(chain: Chain) -> tuple[Value, ...]:
+    """The values of a round's columns that products begin at, and that nothing else takes: a product each."""
+    users: dict[Value, list[Value]] = {}
+    for x in chain.body:
+        for y in x.args:
+            users.setdefault(y, []).append(x)
+    read = [x for x in chain.body if x.op == READ and x.dims == (chain.index,)]
+    return tuple(x for x in read if [y.op for y in users[x] if y.op != LOWERED] == [BELOW]) if not only_adds(chain) else ()
+
+
+def ring_of_columns(chain: Chain, places: ChainPlaces, columns: tuple[Value, ...]) -> RingPlace | None:
+    """A ring that rounds go around, of the product that begins at the last of them."""
+    begun = [d for d in dots(chain.body) if len(d.args) > 2 and d.args[2].op == BELOW and d.args[2].args[0] in columns[-1:]]
+    return next((ring for ring in places.rings_of(begun) if ring.index is not None), None)
+
+
 def only_adds(chain: Chain) -> bool:
     """Whether no thread needs a product before the loop is over."""
     sums = {c.inside: c.out for c in chain.carried}

@@ -91,6 +91,7 @@ class Element:
     arrays: set[str] = field(default_factory=set)
     callees: list[Callee] = field(default_factory=list)
     rows_used: bool = False
+    by_lanes: bool = False             # whether a warp has the columns, one after the other
     _stays_inside: bool = False        # whether places are those of elements that are there
 
     def text(self) -> str:
@@ -300,6 +301,8 @@ class Element:
         if dim is self.chain.rows:
             begin = f"carried({self.place(dim)}{self.chain.of_group} + own_row())"
             return "row", begin, "i * 8" if self.is_rows else "row_of(i)"
+        if self.by_lanes:
+            return "place", f"{self.place(dim)} + lane", "i * 32"
         at = "column_of(i)" if self.root.op == READ else "column_at(i)"
         if isinstance(dim, Axis):
             half = self.chain.half_of(dim)

@@ -28,11 +28,13 @@ from gemmkit.programs.chains.chain import (
     OperandBlock,
     ProductPart,
     RingPlace,
+    columns_begun,
     depends,
     dots,
     late_values,
     loaded,
     only_adds,
+    ring_of_columns,
     why_not_across,
     why_not_ahead,
     zero_values,
@@ -51,6 +53,7 @@ MOST_LINES, ON_THE_WAY = 256, 256      # of a block that TMA brings at once; lin
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ROOM_OF_SHORTER = 112                  # with which a third warpgroup pays where blocks are shorter, and products run ahead
 AT_ONCE = {1: 16, 2: 16, 3: 0}          # registers of matrices more, of those that a round has at once
+SHORTEST_STAGED = 64                   # blocks whose columns a warp computes
 THIRD = 0.85                           # the time that rows take with a third warpgroup
 
 
@@ -83,9 +86,21 @@ class ScheduleChoice:
     added_at: int = 0
     added_bytes: int = 0
     added_barriers: int = 0
+    columns: tuple[Value, ...] = ()    # of a round's columns, which a warp computes for all (`ColumnRole`)
+    column_ring: RingPlace | None = None           # that goes round as their stages do
+    columns_at: int = 0
+    column_barriers: int = 0
     kernel: str = ""
     unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
     half_of: Callable[[Any], int] = field(default=lambda dim: 0, repr=False)       # `Chain.half_of`
+
+    @property
+    def column_stages(self) -> int:
+        return self.stages[self.column_ring] if self.columns and self.column_ring else 0
+
+    def column_bytes(self, length: int) -> int:
+        """Of a stage: a number of each column, and whether one of them is large."""
+        return 4 * (len(self.columns) * length + 4)
 
     def size(self, dim: Any) -> int:
         return -(-int(dim.size) // self.unit) * self.unit if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -466,17 +481,26 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     choice.added_bytes = sum(4 * choice.size(chain.index) * in_lines(2 * choice.size(d.dims[1])) // 2
                              for x in chain.added for d in x.args)
 
+    length = choice.blocks[chain.index.name]
+    choice.columns = () if choice.ordered or chain.wide or not choice.cluster.is_single or not kernel.uses_tma or (
+        length < SHORTEST_STAGED) else columns_begun(chain)          # where tiles add in an order, the warp passes turns on
+    choice.column_ring = ring_of_columns(chain, places, choice.columns)
+    choice.columns = choice.columns if choice.column_ring is not None else ()
+
     def needed() -> int:                               # results leave from where rounds have had what they add
         outgoing = max(sum(out_bytes.values()), choice.adding * choice.added_bytes)
-        return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN
-                + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
+        return (outgoing + sum(shared.values()) + 4 * kernel.barriers + PATTERN * (not choice.columns)
+                + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items())
+                + choice.column_stages * (choice.column_bytes(length) + kernel.barriers))
 
     choice.adding = 2 * bool(chain.added)
     choice.adding -= bool(chain.added) and needed() > bound
+    choice.columns = choice.columns if needed() <= bound else ()
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
-            if needed() + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) > min(bound, share):
+            more = choice.column_bytes(length) + kernel.barriers if choice.columns else 0
+            if needed() + more + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) > min(bound, share):
                 break
             for ring in rounds:
                 choice.stages[ring] += 1
@@ -488,6 +512,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     first = choice.added_at = memory.take(max(sum(out_bytes.values()), choice.adding * choice.added_bytes), PATTERN)
     choice.outs = dict(zip(out_bytes, itertools.accumulate((first, *out_bytes.values()))))
     choice.shared = {x: memory.take(nbytes, PATTERN) for x, nbytes in shared.items()}
+    choice.columns_at = memory.take(choice.column_stages * choice.column_bytes(length), 16)
+    choice.column_barriers = memory.take(kernel.barriers * choice.column_stages)
     choice.added_barriers = memory.take(kernel.barriers * choice.adding)
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes

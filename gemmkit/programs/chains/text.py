@@ -54,6 +54,7 @@ from gemmkit.programs.chains.schedule import (
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
 from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
+from gemmkit.programs.rounds import ColumnRole, begun_below, column_stages
 from gemmkit.programs.sums import TURNS, Adder, handed_on
 from gemmkit.programs.text import BEFORE, EARLY, OWN_NAMES, listed
 from gemmkit.programs.trace import Carried, Value
@@ -82,10 +83,14 @@ class Consumer(Role):
     done: set[Value] = field(default_factory=set)                  # of it, before its turn
     parts: set[Value] = field(default_factory=set)                 # exponents of it whose operands have names
     met: set[str] = field(default_factory=set)         # of what is in shared memory, what warpgroups have met about
+    columns: ColumnRole = field(init=False)                        # the warp that computes what products begin at
     is_whole: bool = False             # whether all places of what is computed are there
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
     kind = CONSUMER
+
+    def __post_init__(self) -> None:
+        self.columns = ColumnRole(self.chain, self.places, self.choice, self.order, self.ranges, False, consumer=self)
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class Consumer(Role):
 
     def compute(self, x: Value, guarded: bool) -> None:
         naming = self.naming
-        if not x.dims or naming.is_inlined(x) or (x in naming.tests and not guarded):
+        if not x.dims or naming.is_inlined(x) or (x in naming.tests and not guarded) or x in self.choice.columns:
             return
         if x.op in ROW_CALLS:
             self.put(f"{self.name(x)} = {ROW_CALLS[x.op]}({self.in_eights(x)})")
@@ -150,8 +155,8 @@ class Consumer(Role):
             self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
         elif x in self.chain.factors:
             self.rescale(x)
-        elif x.op == BELOW and x.args[1:]:
-            self.begin_below(x)
+        elif x.op == BELOW and (x.args[1:] or x.args[0] in self.choice.columns):
+            self.put(*begun_below(self, x))
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
             for part in self.exponents(x):
@@ -183,16 +188,6 @@ class Consumer(Role):
         bound = _bound_of(x)
         least = self.least.get(bound) or scalar_text(bound)
         self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {least})")
-
-    def begin_below(self, x: Value) -> None:
-        """What a product begins at whose exponents are shifted; where that would be inexact it begins at 0, and they are
-        computed as they are written (`lower`)."""
-        shift, factor = x.args
-        name, (over, rare) = self.name(x), self.names_of(shift, "over", "rare")
-        self.lowered[x] = over,
-        self.put(f"{over} = reciprocal({self.number(factor)})",
-                 f"{rare} = steep({self.name(shift)}) | ({over} * {over} > 2.0**64)", f"{name} = {self.applied(x)}",
-                 f"if {rare}:", f"    {name} = fill(F32, {self.values(x)}, 0.0)")
 
     # -- exponents ----------------------------------------------------------------------------------------------------
 
@@ -491,6 +486,7 @@ IMPORTS = [
     *(("gemmkit.ptx.barriers", name) for name in ("atomic_add", "await_counter", "cluster_barrier", "cluster_rank")),
     ("gemmkit.kernels.collectives.pipeline", "WARPS"),
     ("gemmkit.programs.collectives", "ComputedTile"), ("gemmkit.programs.sums", "AddedOut"),
+    ("gemmkit.programs.rounds", "StagedColumns"), ("gemmkit.programs.rounds", "times"),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform", "warp_barrier")),
@@ -499,8 +495,9 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("add", "begins", "end_seen", "ends", "first_column", "first_seen", "following", "free_from", "free_to", "i", "own",
-         "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which", "with_rows")
+TAKEN = ("add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_seen", "following", "free_from",
+         "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which",
+         "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -603,15 +600,14 @@ class ChainPrinter:
         return blocks, [], outs, [f"{BEFORE}{name}" if name in outs else name for name in read]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
-        rings = self.places.rings
+        rings, columns = self.places.rings, consumer.columns
         takes_maps = [f"map_{block.name}" for ring in rings for block in ring.blocks]
         asked = [callee.name for callee in self.ranges.masks]
         read = dict.fromkeys(x.data[0].name for x in self.chain.where)
         read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
-        takes_all = [name for name in arguments if name not in takes_maps and name != TURNS]
         added = [x.data.parameter.name for x in self.chain.added]
-        takes_all = [name for name in takes_all if name not in added]
+        takes_all = [name for name in arguments if name not in (*takes_maps, TURNS, *added)]
         adds = ["added"] if added else []
         taken = ["sizes", *read, *asked], added, [TURNS] * self.choice.ordered
         adder = Adder(self.chain, self.places, self.choice, self.order, self.ranges, False)
@@ -621,11 +617,11 @@ class ChainPrinter:
         producer.tiles()
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
-                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds)),
+                *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds, *columns.rings)),
                 "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not self.choice.ordered),
                 "    if group == 0:", "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
-                *adder.called(*taken), "    else:",
+                *adder.called(*taken), *columns.called(), "    else:",
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
@@ -633,7 +629,7 @@ class ChainPrinter:
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
-                *producer.lines, "", "", *adder.text(*taken),
+                *producer.lines, "", "", *adder.text(*taken), *columns.text(),
                 f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
                 '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> '
                 'global."""',
@@ -656,6 +652,7 @@ class ChainPrinter:
         naming = Naming(chain, self.places, tests, parts, taken)
         consumer = self.consumer_class(chain, self.places, choice, order, self.ranges, bool(tests), naming=naming)
         consumer.tiles()
+        consumer.columns.made()
         for x in chain.where:
             consumer.arrays.setdefault(x.data[0].name, x)
         table = chain.index.extent.table
@@ -698,7 +695,7 @@ class ChainPrinter:
             rows, columns = (choice.size(dim) for dim in x.dims)
             lines.append(f"{consumer.name(x)} = ComputedTile({x.data.name!r}, lines={rows}, columns={columns}, "
                          f"offset={offset}, stage_bytes={2 * rows * in_lines(columns)}, barrier={1 + choice.warpgroups})")
-        lines += self.pipelines()
+        lines += [*self.pipelines(), *column_stages(choice, chain)]
         plain, handed = self.product_classes
         said = set()
         for d in [*places.peeled.values(), *dots(chain.body)]:
