@@ -197,6 +197,8 @@ LIBRARIES = (
          is_work("program, a new length")),
     Line("all-gather and product, two GPUs", "distributed", "all-gather", lambda row: row["peer"] != "alone"),
     Line("product and reduce-scatter, two GPUs", "distributed", "reduce-scatter", lambda row: row["peer"] != "alone"),
+    Line("mixtures of experts, two GPUs, against PyTorch's all-to-all and products", "distributed", "experts",
+         lambda row: row["peer"] != "alone"),
 )  # fmt: skip
 
 #: Against gemmkit's own kernels, or against what the card can do.
@@ -222,6 +224,8 @@ OWN = (
     Line("a second process's first call, against the first's", "first_calls", "host", is_work("first call")),
     Line("all-gather and product, against the product alone", "distributed", "all-gather", is_work("", peer="alone")),
     Line("product and reduce-scatter, against the product alone", "distributed", "reduce-scatter",
+         is_work("", peer="alone")),
+    Line("mixtures of experts on two GPUs, against a rank's share alone", "distributed", "experts",
          is_work("", peer="alone")),
     Line("min-plus on two GPUs, against half of it on one", "distributed", "min-plus"),
     Line("shares of K as a stream, three ways, against cuBLAS", "stream_k", "streamk"),
