@@ -348,6 +348,10 @@ SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: 
 IN_ANY_ORDER, WIDE_ROWS = Mapping(ordered=False), 2048                 # columns of rows that sums are converted as
 
 
+#: Masks, scores and head sizes of which this is known: to find it out takes 10 ms a call.
+_without_room: set[tuple[Any, ...]] = set()
+
+
 class Rules(NamedTuple):
     """What a call of attention was given beside its arrays. ``offsets``: of queries and of keys in packed sequences; they
     and ``key_lengths`` are where the arrays are."""
@@ -388,7 +392,8 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
     may_add = not rules.deterministic and dq is not None and dkv[0] is not None
-    is_added = may_add and adds_queries([describe(x, "x") for x in (q, k, v, do)])
+    needs = type(rules.mask), type(rules.score), q.shape[-1], v.shape[-1], dtype
+    is_added = may_add and needs not in _without_room and adds_queries([describe(x, "x") for x in (q, k, v, do)])
     sums = empty_like(q, made[0].shape, F32) if is_added else None
     _put(sums, 0)
     row_sums(*(x[None] if packed and x is not None else x for x in (delta, shift, do, out, lse, dlse)), stream=stream)
@@ -411,6 +416,7 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
             gradients_of_keys(*partial, *given, _by_heads(sums, rules.layout), mapping=IN_ANY_ORDER, stream=stream)
         except ConfigError:                            # a score or a mask that needs more registers than a round has left
             sums = None
+            _without_room.add(needs)
     if sums is not None:
         wide = max(math.gcd(math.prod(sums.shape), WIDE_ROWS), q.shape[-1])
         scaled_sums(made[0].reshape(1, 1, -1, wide), sums.reshape(1, 1, -1, wide), rules.scale, stream=stream)
