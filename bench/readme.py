@@ -155,6 +155,8 @@ LIBRARIES = (
          is_work("", peer="cuDNN")),
     Line("the same in any order, against FlashAttention 2", "attention_backward", "by PyTorch, in any order",
          is_work("", peer="FlashAttention 2")),
+    Line("gradients of attention with ALiBi, against FlexAttention", "attention_backward", "by FlexAttention"),
+    Line("the same with ALiBi in any order, against FlexAttention", "attention_backward", "by FlexAttention, in any order"),
     Line("recurrences, against torch.compile", "recurrences", "by torch.compile"),
     Line("recurrences, against a Triton kernel", "recurrences", "by Triton"),
     Line("softmax and norms, against PyTorch and torch.compile", "rows", "rows"),
