@@ -178,11 +178,11 @@ def test_a_configuration_for_another_layout_than_the_arrays(name: str) -> None:
     arrays = {"a": ones(4, 3), "b": ones(3, 5), "c": ones(4, 5), "out": poison((4, 5), F32)}
     arrays[name] = np.asfortranarray(arrays[name])
     refused(gk.ConfigError, *(arrays[n] for n in "abc"), conf, out=arrays["out"],
-            says=(f"{name} is column-major", "its layout is RowMajor('float32')", "use ColMajor"))
+            says=(f"{name} is column-major", f"global_{'d' if name == 'out' else name}_layout=RowMajor('float32')", "use ColMajor"))
     conf = configuration(**{f"global_{n}_layout": layouts.ColMajor(F32) for n in "abcd"})
     arrays = {n: np.asfortranarray(x) if n != name else np.ascontiguousarray(x) for n, x in arrays.items()}
     refused(gk.ConfigError, *(arrays[n] for n in "abc"), conf, out=arrays["out"],
-            says=(f"{name} is row-major", "its layout is ColMajor('float32')", "use RowMajor"))
+            says=(f"{name} is row-major", f"global_{'d' if name == 'out' else name}_layout=ColMajor('float32')", "use RowMajor"))
 
 
 def test_a_configuration_of_another_dtype_than_the_arrays() -> None:
