@@ -746,8 +746,8 @@ class LoweringReport(NamedTuple):
 
 def explain(function: Callable[..., Any], *args: object, options: dict[str, Any] | None = None,
             **keywords: object) -> LoweringReport:
-    """Compile and call a function or a module as ``torch.compile(backend="gemmkit")`` does, and say what became of its
-    products, of the gradient's as well if a result requires one.
+    """Compile and call a function or a module as ``torch.compile(backend="gemmkit")`` does at its first call, and say what
+    became of its products, of the gradient's as well if a result requires one.
 
     Args:
         function: as ``torch.compile`` takes it; it is called once with ``args`` and ``keywords``.
@@ -775,7 +775,8 @@ def explain(function: Callable[..., Any], *args: object, options: dict[str, Any]
         count += 1
         return _compiled(graph, inputs, None, {"force_disable_caches": True, **(options or {})}, entries)
 
-    found = torch.compile(getattr(function, "_orig_mod", function), backend=seen)(*args, **keywords)
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):   # what was compiled before, of other sizes, says nothing
+        found = torch.compile(getattr(function, "_orig_mod", function), backend=seen)(*args, **keywords)
     results = [x for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]
     if results:
         torch.autograd.grad(results, _leaves(results), [torch.zeros_like(x) for x in results], allow_unused=True)

@@ -376,6 +376,20 @@ def test_the_backend_is_known() -> None:
     assert getattr(importlib.import_module(module), name) is lowering.backend
 
 
+def test_what_is_explained_depends_on_no_call_before(in_the_emulator: None) -> None:
+    """PyTorch compiles a function of sizes that it has seen change for unknown ones, from then on."""
+    layer = Layer(TINY).bfloat16()
+
+    def given(batch: int, rows: int) -> list[Any]:
+        return [torch.randn(*shape).bfloat16() for shape in ((batch, rows, 64), (rows, 16), (rows, 16))]
+
+    with torch.no_grad():
+        first = gk.torch.explain(layer, *given(2, 6), options=ALL)
+        for sizes in ((3, 5), (2, 9)):
+            torch.compile(layer, backend="eager")(*given(*sizes))
+        assert gk.torch.explain(layer, *given(2, 6), options=ALL) == first
+
+
 @on_devices
 def test_a_decoder_layer_is_one_graph(device: str) -> None:
     """Inference, and the gradients of a training step: as near to float32's as eager PyTorch's."""
