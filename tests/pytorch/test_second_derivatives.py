@@ -107,7 +107,7 @@ def test_layers(in_the_emulator: None) -> None:
 
 def test_epilogues(in_the_emulator: None) -> None:
     """One of the user's, behind a bias."""
-    op = gk.torch.op(name="tests::second", epilogue=lambda bias: Bias(bias) | Elementwise(cube))
+    op = gk.torch.op(name="tests::cubed", epilogue=lambda bias: Bias(bias) | Elementwise(cube))
     check_in_float64(op, drawn(5, 3), drawn(3, 2), drawn(2))
 
 
