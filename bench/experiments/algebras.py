@@ -100,6 +100,8 @@ class AlgebraProduct(Experiment):
 class ComplexProduct(AlgebraProduct):
     """complex64, as array libraries have it."""
 
+    peer_error = Experiment.peer_error
+
     @property
     def algebra(self) -> Any:
         return operators.COMPLEX

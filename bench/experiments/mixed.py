@@ -15,7 +15,7 @@ import gemmkit
 from bench.cases import DTYPES
 from bench.experiments.algebras import AlgebraProduct
 from bench.experiments.contractions import PAPER, Contraction
-from bench.experiments.experiment import Lib
+from bench.experiments.experiment import Experiment, Lib
 from bench.experiments.types import Product
 from bench.fusions import WORKS, Operands
 from bench.harness import Call
@@ -103,6 +103,8 @@ class Mixed(Product):
 class MixedAlgebra(AlgebraProduct):
     """Complex or dual numbers of float16, added to numbers of float32. The peer has planes, and a product of real numbers
     for each pair of parts."""
+
+    peer_error = Experiment.peer_error
 
     @property
     def tolerance(self) -> float:

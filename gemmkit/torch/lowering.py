@@ -775,7 +775,7 @@ def explain(function: Callable[..., Any], *args: object, options: dict[str, Any]
         count += 1
         return _compiled(graph, inputs, None, {"force_disable_caches": True, **(options or {})}, entries)
 
-    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):   # what was compiled before, of other sizes, says nothing
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):       # whatever other sizes were compiled before
         found = torch.compile(getattr(function, "_orig_mod", function), backend=seen)(*args, **keywords)
     results = [x for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]
     if results:

@@ -216,6 +216,15 @@ def test_the_papers_works_are_computed_right(work: str) -> None:
     assert row["work"] == work and row["error"] < 2e-3 and row["peer_error"] < 1e-3
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", {type(case): case for case in first_of_each() if type(case).__module__ != specs.__name__}.values(),
+                         ids=lambda case: type(case).__name__)
+def test_an_experiment_of_each_class(case: Experiment) -> None:
+    """In a sample, too: each class has its own arrays, calls and errors. (Specs, which take a minute, are emulated elsewhere.)"""
+    row = measured(small(case))
+    assert row["error"] < max(2e-3, case.tolerance) and row["peer_error"] < max(1e-3, case.tolerance / 4)
+
+
 @pytest.mark.sample(171)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_a_wrong_result_is_no_row(case: Experiment) -> None:
