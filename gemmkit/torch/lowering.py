@@ -767,8 +767,7 @@ def explain(function: Callable[..., Any], *args: object, options: dict[str, Any]
             return relu(x)
         return Elementwise(f0)
     """
-    entries: list[LoweredProduct] = []
-    count = 0
+    entries, count = list[LoweredProduct](), 0
 
     def seen(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         nonlocal count
