@@ -604,7 +604,8 @@ def _number_of(key: object) -> int:
 def _over_ranks(ranks: Ranks, sent: _Dispatch, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor,
                 own: tuple[Any, ...]) -> Any:
     records = torch.is_grad_enabled() and any(y.requires_grad for y in (x, weights, *own[:-1]))
-    exchange, send, rows, gather = (of.apply if records else functools.partial(of.forward, _NO_CONTEXT)
+    nothing: Any = _NoContext()
+    exchange, send, rows, gather = (of.apply if records else functools.partial(of.forward, nothing)
                                     for of in (_Exchanged, _Sent, _Rows, _Gathered))
     choice = torch.cat((sent.begins[:, None], chosen.flatten()[sent.place, None],
                         weights.flatten()[sent.place, None].float()), 1)
@@ -695,6 +696,3 @@ class _NoContext:
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
         pass
-
-
-_NO_CONTEXT: Any = _NoContext()

@@ -156,9 +156,9 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.attention takes tensors, gemmkit.attention any "
                             "array")
-    q, k, v = autocast(q, k, v)
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic={deterministic!r}: True or False is needed")
+    q, k, v = autocast(q, k, v)
     return _attended(q, k, v, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, return_lse, deterministic)
 
 

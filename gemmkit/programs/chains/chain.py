@@ -630,8 +630,7 @@ class ProductPart(NamedTuple):
 
 def _put_in_turn(chain: Chain, places: ChainPlaces, kernel: KernelLimits) -> None:
     """Right operands of products that go one after the other share a ring; long ones come in parts, and a product adds one
-    after the other. Raises ValueError, with the user's line, for
-    products of which one does not need the one before, and for a block that two of them take."""
+    after the other. Each product has an operand of its own there, whatever others take of the same array."""
     order, taken, names = dots(chain.body), list[OperandBlock](), {block.name for block in places.blocks.values()}
     for d in order:
         block = places.blocks[d, 1]
