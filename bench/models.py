@@ -132,8 +132,10 @@ def packed(sizes: Sizes, device: str) -> dict[str, Any]:
     for name, m in named.items():
         group = 128 if m.in_features % 128 == 0 else 32
         layer = gemmkit.torch.QuantisedLinear(m.in_features, m.out_features, 4, group, False, device=device)
-        layer.words.random_(-2**31, 2**31 - 1, generator=drawn)
-        layer.scales.fill_(2.0**-9)
+        words = layer.words.random_(-2**31, 2**31 - 1, generator=drawn)
+        # (-8 becomes 0, so that the mean is 0: the sums of rows with another mean decide the logits, by their signs alone.)
+        words |= (~(words | words >> 1 | words >> 2 | words >> 3) & 0x11111111) << 3
+        layer.scales.fill_(2.0**-8)
         m.weight.data = layer.dequantised().bfloat16()
         layers[name], int4[name] = layer, Int4(layer)
     found = {"torch": plain}

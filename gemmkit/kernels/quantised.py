@@ -9,7 +9,7 @@ cluster divide K further. A warp's loads do not depend on other warps: there is 
 |---|---|---|
 | 0 | a block's part of B into the L2, while the kernel before ends | `ahead` |
 | 1 | B's words, their scales and zeros, and A: global -> registers, ``stages`` k-tiles of a warp ahead | `mainloop` |
-| 2 | integers -> float16; multiply and accumulate | `mainloop` |
+| 2 | integers -> float16 or bfloat16; multiply; a part's sums by its scale to the accumulators | `mainloop` |
 | 3 | the sums of warps that share columns -> registers of the first of them, through shared memory | `sums` |
 | 4 | those of blocks that share K -> registers of the first block | `gemmkit.kernels.simt` |
 | 5 | D: registers -> shared | here |
@@ -40,8 +40,15 @@ from gemmkit.lang.registers import Fragment, Registers, apply, each, fold, gener
 from gemmkit.layouts import ColumnInterleaved, GroupQuantised, Joined, RowMajor
 from gemmkit.operators.mma import QuantisedMMAOp
 from gemmkit.ptx.copy_async import prefetch
-from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared
-from gemmkit.ptx.registers import as_bfloat16, dequantise_word, zero_words
+from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared, unpack_words
+from gemmkit.ptx.registers import (
+    BFLOAT16_UNIT,
+    as_bfloat16,
+    bfloat16_integers,
+    bfloat16_zero,
+    dequantise_word,
+    zero_words,
+)
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 from gemmkit.tiling import Tile
@@ -61,6 +68,7 @@ if TYPE_CHECKING:
 # never stored.
 
 VECTOR = 8                             # elements of A in 16 bytes
+SCALES, UNITS = np.dtype(np.float16), np.float32(1 / BFLOAT16_UNIT)
 
 
 class QuantisedSource(NamedTuple):
@@ -197,9 +205,29 @@ def one_place(_: int, place: int, spec: QuantisedSpec, ring: PartRing, accumulat
 
 
 def multiply(spec: QuantisedSpec, ring: PartRing, accumulators: Any, place: int) -> None:
-    scales = generate(spec.fragments_n, scales_of, spec, ring, place)
     zeros = generate(spec.fragments_n, zeros_of, spec, ring, place)
-    fold(spec.slabs, one_slab, 0, spec, ring, accumulators, Factors(scales, zeros), place)
+    if spec.scales_sums:
+        sums = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
+        start_from_nothing(spec, sums)
+        fold(spec.slabs, one_slab, 0, spec, ring, sums, Factors(zeros, zeros), place)
+        fold(spec.fragments_n, add_scaled, 0, spec, ring, accumulators, sums, place)
+    else:
+        scales = generate(spec.fragments_n, scales_of, spec, ring, place)
+        fold(spec.slabs, one_slab, 0, spec, ring, accumulators, Factors(scales, zeros), place)
+
+
+def add_scaled(_: int, n: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, sums: Registers,
+               place: int) -> int:
+    """A part's sums of a lane's four columns, multiplied by their scales in float32."""
+    scales = unpack_words(SCALES, ring.scales[place * spec.fragments_n + n])
+    for m in range(spec.fragments_m):
+        accumulators[m, n] = generate(spec.operator.fragment_c.count, plus_scaled, spec, accumulators[m, n], sums[m, n], scales)
+    return 0
+
+
+def plus_scaled(n: int, spec: Any, accumulators: tuple, sums: tuple, scales: tuple) -> float:
+    scale = np.float32(scales[n % 4])
+    return accumulators[n] + sums[n] * (scale * UNITS if spec.operator.is_bfloat16 else scale)
 
 
 def scales_of(fragment: int, spec: QuantisedSpec, ring: PartRing, place: int) -> tuple:
@@ -213,10 +241,12 @@ def zeros_of(fragment: int, spec: QuantisedSpec, ring: PartRing, place: int) -> 
     return generate(4, zeros_of_column, spec, ring, place * spec.fragments_n + fragment)
 
 
-def zeros_of_column(column: int, spec: Any, ring: PartRing, at: int) -> tuple:
+def zeros_of_column(column: int, spec: Any, ring: PartRing, at: int) -> Any:
     if spec.has_zeros:
-        return zero_words(spec.operator.bits, ring.zeros[at][0] >> np.uint32(8 * column) & np.uint32(0xFF))
-    return zero_words(spec.operator.bits, 1 << (spec.operator.bits - 1))
+        zero = ring.zeros[at][0] >> np.uint32(8 * column) & np.uint32(0xFF)
+    else:
+        zero = np.uint32(1 << (spec.operator.bits - 1))
+    return bfloat16_zero(zero) if spec.makes_bfloat16 else zero_words(spec.operator.bits, zero)
 
 
 def one_slab(_: int, slab: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, factors: Any,
@@ -234,6 +264,11 @@ def dequantised(fragment: int, spec: QuantisedSpec, ring: PartRing, slab: int, z
 
 
 def dequantised_column(column: int, spec: Any, words: tuple, zeros: tuple, scales: tuple) -> tuple:
+    """The weights in a word; of a part whose sums are scaled the integers."""
+    if spec.makes_bfloat16:
+        return bfloat16_integers(spec.operator.bits, words[column], zeros[column])
+    if spec.scales_sums:
+        return dequantise_word(spec.operator.bits, words[column], zeros[column], None)
     found = dequantise_word(spec.operator.bits, words[column], zeros[column], scales[column])
     return as_bfloat16(found) if spec.operator.is_bfloat16 else found
 
@@ -371,6 +406,18 @@ class QuantisedSpec(SimtSpec):
     @cached_property
     def has_zeros(self) -> bool:
         return parts_of(self.b.layout)[0].has_zeros
+
+    @cached_property
+    def scales_sums(self) -> bool:
+        """Whether a part's sums are multiplied by its scale and not each weight: where the part has one scale a column, and
+        fewer sums than weights. It takes a third of the instructions of bfloat16, and rounds no weight."""
+        part = self.compute_warp.size.K
+        return self.group % part == 0 and 2 * self.operator.fragment_c.count * self.fragments_m < part
+
+    @cached_property
+    def makes_bfloat16(self) -> bool:
+        """Whether integers become bfloat16 at once, which holds them, and no product with a scale."""
+        return self.scales_sums and self.operator.is_bfloat16              # type: ignore[attr-defined]
 
     @cached_property
     def warps_n(self) -> int:

@@ -178,7 +178,7 @@ def zero_words(bits: int, zero: int) -> tuple:
 
 def _type_dequantise(context: TypingContext, bits: types.Type, word: types.Type, zeros: types.Type,
                      scale: types.Type) -> Any:
-    if not isinstance(bits, types.IntegerLiteral) or word != types.uint32 or scale != types.uint32:
+    if not isinstance(bits, types.IntegerLiteral) or word != types.uint32 or scale not in (types.uint32, types.none):
         return None
     width = int(bits.literal_value)
     together, pairs = _together(width), 16 // width
@@ -198,28 +198,74 @@ def _type_dequantise(context: TypingContext, bits: types.Type, word: types.Type,
             else:
                 number = assembly(b, "fma.rn.f16x2 $0, $1, $2, $3;", [i32], [number, i32(_pair(2.0**(-width * e))), zero],
                                   pure=True)[0]
-            out.append(assembly(b, "mul.rn.f16x2 $0, $1, $2;", [i32], [number, v[3]], pure=True)[0])
+            out.append(number if scale == types.none else assembly(b, "mul.rn.f16x2 $0, $1, $2;", [i32], [number, v[3]],
+                                                                   pure=True)[0])
         return c.make_tuple(b, result, out)
 
     return signature(result, bits, word, zeros, scale), codegen
 
 
 @atom(_type_dequantise)
-def dequantise_word(bits: int, word: int, zeros: tuple, scale: int) -> tuple:
+def dequantise_word(bits: int, word: int, zeros: tuple, scale: int | None) -> tuple:
     """The integers in a 32-bit word as float16, (q - zero) * scale, in pairs: word p of the result has integers p and
-    p + 16 / bits. ``zeros`` are `zero_words`, ``scale`` has the scale in both halves; sm_80+.
+    p + 16 / bits. ``zeros`` are `zero_words`, ``scale`` has the scale in both halves, or is None: q - zero; sm_80+.
 
     >>> words = dequantise_word(4, np.uint32(0x00090008), zero_words(4, 8), np.uint32(0x40004000))
     >>> np.array(words, np.uint32).view(np.float16).tolist()
     [0.0, 2.0, -16.0, -16.0, -16.0, -16.0, -16.0, -16.0]
     """
-    places = np.arange(16 // bits, dtype=np.uint32)[:, None] * np.uint32(bits) + np.array([0, 16], np.uint32)
-    integers = (np.uint32(word) >> places) & np.uint32((1 << bits) - 1)
     zero = -np.array(zeros[:1], np.uint32).view(np.float16)[0].astype(np.float32) - 1024
-    factor = np.array([scale], np.uint32).view(np.float16)[0].astype(np.float32)
+    factor = np.float32(1) if scale is None else np.array([scale], np.uint32).view(np.float16)[0].astype(np.float32)
     with np.errstate(all="ignore"):
-        values = ((integers.astype(np.float32) - zero) * factor).astype(np.float16)
+        values = ((_integers(bits, word) - zero) * factor).astype(np.float16)
     return tuple(values.view(np.uint32).reshape(-1))
+
+
+def _integers(bits: int, word: int) -> np.ndarray:
+    """Those of a word, in pairs."""
+    places = np.arange(16 // bits, dtype=np.uint32)[:, None] * np.uint32(bits) + np.array([0, 16], np.uint32)
+    return ((np.uint32(word) >> places) & np.uint32((1 << bits) - 1)).astype(np.float32)
+
+
+#: 1 / 16 and 1 as bfloat16, in both halves. The last place of the former's mantissa, of seven bits, is 1 / 2048.
+SIXTEENTH, ONE, BFLOAT16_UNIT = 0x3D803D80, 0x3F803F80, 2.0**-11
+
+
+def _type_as_bfloat16_integers(context: TypingContext, bits: types.Type, word: types.Type, zero: types.Type) -> Any:
+    if not isinstance(bits, types.IntegerLiteral) or word != types.uint32 or zero != types.uint32:
+        return None
+    width = int(bits.literal_value)
+    result = types.UniTuple(types.uint32, 16 // width)
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        out = []
+        for p in range(result.count):
+            text = f"lop3.b32 $0, $1, {((1 << width) - 1) * 0x10001}, {SIXTEENTH}, 0xea;"
+            number = assembly(b, text, [i32], [b.lshr(v[1], i32(p * width))], pure=True)[0]
+            out.append(assembly(b, "fma.rn.bf16x2 $0, $1, $2, $3;", [i32], [number, i32(ONE), v[2]], pure=True)[0])
+        return c.make_tuple(b, result, out)
+
+    return signature(result, bits, word, zero), codegen
+
+
+@atom(_type_as_bfloat16_integers)
+def bfloat16_integers(bits: int, word: int, zero: int) -> tuple:
+    """The integers in a 32-bit word as bfloat16, (q - zero) / 2048, in pairs as `dequantise_word` has them: 1 / 16 + q / 2048
+    is q in the mantissa of 1 / 16, so that a word takes a LOP3, a SHF and an HFMA2 a pair and no conversion. All are exact.
+    Products of units of 1 / 2048 stay below A's own elements, as large as these may be. ``zero`` is a `bfloat16_zero`; sm_80+.
+
+    >>> words = bfloat16_integers(4, np.uint32(0x00090008), bfloat16_zero(np.uint32(8)))
+    >>> (2048 * np.array(words, np.uint32).view(ml_dtypes.bfloat16).astype(np.float32)).tolist()
+    [0.0, 1.0, -8.0, -8.0, -8.0, -8.0, -8.0, -8.0]
+    """
+    zero_of = -np.array([zero], np.uint32).view(ml_dtypes.bfloat16)[0].astype(np.float32) - 1 / 16
+    values = (_integers(bits, word) * np.float32(BFLOAT16_UNIT) - zero_of).astype(ml_dtypes.bfloat16)
+    return tuple(values.view(np.uint32).reshape(-1))
+
+
+def bfloat16_zero(zero: int) -> int:
+    """What `bfloat16_integers` adds for a zero point below 128: -(1 / 16 + zero / 2048), in both halves."""
+    return np.uint32(SIXTEENTH | 0x80008000) | np.uint32(zero) * np.uint32(0x10001)
 
 
 #: What PRMT makes of a byte: copies in the first and third place, each below the upper byte of 1024 as float16.

@@ -665,6 +665,13 @@ def _qkv(module: torch.nn.Module) -> _Ways:
     held: list[Any] = [module._modules[name] for name in names]
     if module.training:
         raise _Left("it is in training, where queries, keys and values are three products; model.eval() first")
+    if all(isinstance(m, QuantisedLinear) for m in held):
+        if len({(m.in_features, m.bits, m.group, m.symmetric, m.float8, m.words.device, m.bias is None) for m in held}) > 1:
+            raise _Left("its packed integers have several widths, bits, groups or devices, or one of them alone a bias")
+        if any(m.activation is not None or m.order is not None for m in held) or len(
+                {m.bias.dtype for m in held if m.bias is not None}) > 1:
+            raise _Left("one of its packed layers has an activation or gathers its inputs, or biases have two dtypes")
+        return [(modules.FastQKV, names)]
     if not all(isinstance(m, modules.FastLinear) for m in held):
         raise _Left("a product of its queries, keys or values is not gemmkit's")
     weights, biases = [m.weight for m in held], [m.bias for m in held]

@@ -274,6 +274,13 @@ class Linear(torch.nn.Linear):
 _DTYPES = torch.float16, torch.bfloat16
 
 
+def columns_of_joined(module: torch.nn.Module, x: object) -> Any:
+    """A module's columns of a product that has been computed for it and others (`gemmkit.torch.modules.JoinedLinear`); None
+    where none has."""
+    joined = module.__dict__.get("_gemmkit_joined")
+    return None if joined is None or joined[0].held is None else joined[0].taken(x, joined[1])
+
+
 class QuantisedLinear(torch.nn.Module):
     """``activation(x W^T + bias)`` of float16 or bfloat16 (..., in_features) to (..., out_features); W has integers of
     ``bits`` bits.
@@ -413,6 +420,9 @@ class QuantisedLinear(torch.nn.Module):
         return super()._apply(moved, recurse)
 
     def forward(self, x: torch.Tensor) -> Any:
+        joined = columns_of_joined(self, x)
+        if joined is not None:
+            return joined
         x, bias = autocast(x, self.bias)
         self.check(x)
         rows = self.rows(x)

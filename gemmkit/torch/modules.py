@@ -19,7 +19,7 @@ from torch.utils import _pytree
 
 from gemmkit.torch.attention import register_attention, scaled_dot_product_attention, turning
 from gemmkit.torch.grouped import experts
-from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, of_16_bits
+from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, columns_of_joined, of_16_bits
 from gemmkit.torch.product import DATA, NARROW, casts, is_here, takes
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
@@ -98,11 +98,9 @@ class FastLinear(Replaced, Linear):
             self.__dict__.pop(name, None)
 
     def forward(self, input: torch.Tensor) -> Any:
-        joined = self.__dict__.get("_gemmkit_joined")  # of queries, keys and values: one product has been computed
-        if joined is not None and joined[0].held is not None:
-            found = joined[0].taken(input, joined[1])
-            if found is not None:
-                return found
+        found = columns_of_joined(self, input)         # of queries, keys and values
+        if found is not None:
+            return found
         own = self._parameters
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight = self.weight if weight is None else weight
@@ -315,7 +313,8 @@ def drops(module: torch.nn.Module) -> bool:
 
 
 class JoinedLinear:
-    """One product for modules of one input: their weights are rows of one matrix, which the parameters are views of.
+    """One product for modules of one input: their weights, dense or packed, are parts of one matrix, which the parameters
+    and buffers are views of.
 
     The product is computed before the modules' parent runs (`FastQKV`), and each module takes its columns if it gets that
     very tensor, with no write to it since. A module that gets anything else computes by itself, and nothing outlives the
@@ -323,30 +322,34 @@ class JoinedLinear:
     products: there the tensor's identity would say too little, or one product has no use.
     """
 
-    def __init__(self, held: list[torch.nn.Linear]):
-        weights, biases = [m.weight for m in held], [m.bias for m in held]
-        sizes = [len(w) for w in weights]
-        self.linear: Linear | None = Linear(weights[0].shape[1], sum(sizes), device="meta")
-        self.sizes, self.held, self.count = sizes, None, 0
+    def __init__(self, held: list[Any]):
+        first, self.sizes = held[0], [m.out_features for m in held]
+        self.linear: Any = Linear(first.in_features, sum(self.sizes), device="meta")
+        if isinstance(first, QuantisedLinear):
+            self.linear = QuantisedLinear(first.in_features, sum(self.sizes), first.bits, first.group, True, None,
+                                          first.symmetric, "meta", float8=first.float8)
+        self.held, self.count = None, 0
         with torch.no_grad():
-            for name, parameters in (("weight", weights), ("bias", biases)):
-                if parameters[0] is None:
-                    setattr(self.linear, name, None)
-                    continue
-                whole = torch.cat([p.detach() for p in parameters])
-                for p, part in zip(parameters, whole.split(sizes)):
-                    p.data = part                          # the same parameter: its optimiser and its name stay
-                setattr(self.linear, name, torch.nn.Parameter(whole, requires_grad=False))
-        self.linear._find_operators()
+            for name, axis in _parts_of(first):
+                parts = [getattr(m, name) for m in held]
+                whole = torch.cat([p.detach() for p in parts], axis) if parts[0] is not None else None
+                if whole is not None:
+                    for p, part in zip(parts, whole.split(self.sizes, axis)):
+                        p.data = part                      # the same parameter: its optimiser and its name stay
+                own = self.linear._parameters if name in self.linear._parameters else self.linear._buffers
+                own[name] = whole if whole is None or own is self.linear._buffers else torch.nn.Parameter(whole, False)
+        if isinstance(self.linear, Linear):
+            self.linear._find_operators()
 
     held: tuple[Any, ...] | None
 
     def part(self, held: list[Any]) -> None:
         """Give each module memory of its own again."""
         for m in held:
-            for p in (m.weight, m.bias):
+            for name, _ in _parts_of(m):
+                p = getattr(m, name)
                 if p is not None:
-                    p.data = p.detach().clone()
+                    p.data = p.detach().clone(memory_format=torch.contiguous_format)
         self.linear = None
 
     def computed(self, held: list[Any], x: object) -> bool:
@@ -358,7 +361,8 @@ class JoinedLinear:
         if not self.is_whole(held):
             self.linear = None                             # moved, or replaced: the matrix is held for nothing
             return False
-        if not isinstance(x, torch.Tensor) or not takes(x, linear.weight) or casts(x) or x.dim() < 2 or (
+        own = linear.bias if isinstance(linear, QuantisedLinear) else linear.weight
+        if not isinstance(x, torch.Tensor) or not takes(x, own) or casts(x) or x.dim() < 2 or (
                 x.shape[-1] != linear.in_features or any(is_observed(m) for m in held)):
             return False
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for m in held for p in m.parameters())):
@@ -367,16 +371,18 @@ class JoinedLinear:
         return True
 
     def is_whole(self, held: list[Any]) -> bool:
-        """Whether the modules' parameters are the rows of the one matrix."""
+        """Whether the modules' parameters and buffers are the parts of the one matrix."""
         linear: Any = self.linear
-        for name, whole in (("weight", linear.weight), ("bias", linear.bias)):
+        for name, axis in _parts_of(linear):
+            whole = linear._parameters.get(name, linear._buffers.get(name))
             at = 0 if whole is None else whole.data_ptr()
             for m, size in zip(held, self.sizes):
-                p = m._parameters.get(name)
+                p = m._parameters.get(name, m._buffers.get(name))
                 if (p is None) != (whole is None) or (p is not None and (
-                        type(p) not in DATA or p.dtype != whole.dtype or p.data_ptr() != at or len(p) != size)):
+                        type(p) not in DATA or p.dtype != whole.dtype or p.data_ptr() != at or p.shape[axis] != size
+                        or p.stride() != whole.stride())):
                     return False
-                at += 0 if p is None else p.numel() * p.element_size()
+                at += 0 if p is None else size * p.stride(axis) * p.element_size()
         return True
 
     def taken(self, x: torch.Tensor, place: int) -> Any:
@@ -390,6 +396,12 @@ class JoinedLinear:
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have parameters of their own, and no product of all."""
         return {"sizes": self.sizes, "linear": None, "held": None, "count": 0}
+
+
+def _parts_of(module: Linear | QuantisedLinear | torch.nn.Linear) -> tuple[tuple[str, int], ...]:
+    """The tensors of a layer, and their axes that have an element for each of its results."""
+    packed = ("words", 1), ("scales", 1), ("zeros", 1)
+    return (*(packed if isinstance(module, QuantisedLinear) else (("weight", 0),)), ("bias", 0))
 
 
 class FastQKV(Replaced):
@@ -435,8 +447,8 @@ QKV = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_l
 
 def qkv_of(module: torch.nn.Module) -> tuple[str, ...] | None:
     """The names of a module's products of queries, keys and values; None if it has none."""
-    own = module._modules
-    return next((names for names in QKV if all(isinstance(own.get(name), torch.nn.Linear) for name in names)), None)
+    own, kinds = module._modules, (torch.nn.Linear, QuantisedLinear)
+    return next((names for names in QKV if all(isinstance(own.get(name), kinds) for name in names)), None)
 
 
 class FastExperts(Replaced):
@@ -684,7 +696,7 @@ def compared_joined(module: torch.nn.Module, x: torch.Tensor) -> str:
         found = [m(x) for m in held]
         joined.held = None
         for name, m, one, other in zip(names, held, found, own):
-            exact = F.linear(x.float(), m.weight.float(), None if m.bias is None else m.bias.float())
+            exact = (_dense(m) if isinstance(m, QuantisedLinear) else copy.deepcopy(m).float())(x.float())
             size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
             off, theirs = (float(((y.float() - exact).abs() / size).max()) for y in (one, other))
             if one.shape != other.shape or not off <= 2 * theirs + unit:

@@ -568,7 +568,10 @@ def _piece(asked: Asked) -> int:
 #
 # All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K needs no sums of others: 16 warps share the K
 # of 32 columns, which are 128 blocks. Where such tiles are fewer than half the multiprocessors, two blocks of a cluster
-# share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) Of more rows a warp has 64 columns: each
+# share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) Where there are more tiles than
+# multiprocessors, 8 warps share K, so that two blocks run at a time and one loads while the other adds up: 4096 x 14336 took
+# 20.6 us by 16 warps and 17.4 by 8, two of them braided 45.0 and 34.4, 4096 x 6144 10.7 and 9.1, 4096 x 32000 41.1 and 33.3
+# (M = 1, bfloat16); of 16 rows, by 8 warps with two loads each on their way, 52.4 and 44.5 (braided). Of more rows a warp has 64 columns: each
 # of its loads of A serves twice as many products.
 #
 # Microseconds of 4096 x 4096 on an H200 in CUDA graphs (2026-11-24, 16 copies of B in turns, groups of 128; M = 1 with 8
@@ -647,8 +650,11 @@ def _part(b: GroupQuantised, M: int, is_large: bool) -> int:
 def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device: DeviceInfo) -> dict[str, Any]:
     """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill, and so do interleaved
     columns, whose lanes choose among arrays.)"""
+    stages = 1
     if M <= FEW:
-        rows, columns, warp, warps_k = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS, 16
+        rows, columns, warp = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS
+        is_one_wave = -(-N // columns) <= device.sm_count
+        warps_k, stages = (16, 1) if is_one_wave else (8, 1 if M <= ROWS else 2)
     elif not is_large:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
     else:
@@ -659,7 +665,7 @@ def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device
     parts = K // (part * warps_k)
     splits = 2 if 2 * tiles <= device.sm_count and parts >= 2 else 1
     return dict(kernel="quantised", block_shape=Tile(M=rows, N=columns, K=part * warps_k),
-                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=1,
+                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=stages,
                 splits=splits)
 
 

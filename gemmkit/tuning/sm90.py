@@ -163,7 +163,7 @@ BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED,
                       ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
 BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT, workspace=mappings_of(
     tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
-BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + SPLIT)
+BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + mappings_of(tables.BRAIDED) + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED, _stepping(ALONE, tables.TRANSPOSED_STEPS), least_shared=tables.LEAST_SHARED)
 BY_REGISTERS = MappingTable(TRANSFORMED)

@@ -43,6 +43,11 @@ DEEP = ((64, 32, "cooperative", 4, (1, 1), 145, 2200, 0),)
 # us by 128x256, 415 by 128x128 in ping-pong; and of the latter large tiles fold longer (433 by 128x192; H200, 2026-11-26).
 FOLDING = {(128, 256): 7000, (256, 128): 7000, (128, 192): 2000}
 
+# Of interleaved columns that lie along K, beside the others: few rows by 2 x 14336 columns are 256 tiles of it, which take
+# two turns of 132 blocks as 224 of 128 columns do, each shorter (K 4096: 73.1 us after 79.0 with 1 row, 71.3 after 77.2
+# with 64; H200, 2026-11-30).
+BRAIDED = ((64, 112, "pingpong", 8, (1, 1), 272, 1200, 2000),)
+
 # Beside them where rows begin at lines of the L2: tiles between those above, for what fills a wave of neither. Three
 # consumers share 192 rows. (f16 squares on an H200, 2026-11-24: 1536 takes 13.3 us by 128 tiles of 192x96 and 15.3 by 96 of
 # 128x192, 1152 7.14 by 64x192 and 8.46, 1792 20.7 by 128x224 and 21.1, 768 4.12 by 64x96 and 4.20.) Most have panels of B or

@@ -11,6 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+import gemmkit as gk  # noqa: E402
+import gemmkit.torch  # noqa: E402
 from gemmkit.torch import accelerate  # noqa: E402
 from tests.pytorch.test_accelerate import fates, gradients, near  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
@@ -138,6 +140,70 @@ def test_what_makes_three_products_of_one(device: str) -> None:
         model.half()
         near([model(x.half())], [other.half()(x.half())], 0.02)
         assert own._gemmkit_joined.linear is None
+
+
+def packed_attention(device: str, biased: bool = False, symmetric: bool = True) -> tuple[Any, Any, Any]:
+    """`attention` with packed layers of 4 bits, and a copy of it."""
+    model, _, x = attention(device, biased=biased)
+    own = model[0]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(own, name, gk.torch.QuantisedLinear.from_linear(getattr(own, name), group=32, symmetric=symmetric))
+    model.to(BF16)
+    return model, copy.deepcopy(model), x
+
+
+@on_devices
+@pytest.mark.parametrize("biased,symmetric", [(False, True), (True, False)])
+def test_packed_queries_keys_and_values_of_one_product(biased: bool, symmetric: bool, device: str) -> None:
+    """One launch for three; buffers, names, a state that is loaded and copies stay; and all is undone."""
+    model, other, x = packed_attention(device, biased, symmetric)
+    names, buffers = list(model.state_dict()), list(model.buffers())
+    report = accelerate(model)
+    assert fates(report)["0"] == "gk.torch.Linear, one for q, k and v"
+    own = model[0]
+    assert all(a is b for a, b in zip(model.buffers(), buffers)) and list(model.state_dict()) == names
+    assert own.q_proj.words.untyped_storage().data_ptr() == own.v_proj.words.untyped_storage().data_ptr()
+    with torch.no_grad():
+        for one in (x, x[:, :1], x[:1, :1]):
+            near([model(one)], [other(one)], 0.02)
+        assert functions_run(lambda: model(x)).count("taken") == 3
+        fresh, _, _ = packed_attention(device, biased, symmetric)
+        with torch.no_grad():
+            fresh[0].k_proj.words.random_(-2**31, 2**31 - 1)
+        for m in (model, other):
+            m.load_state_dict(fresh.state_dict())
+        near([model(x)], [other(x)], 0.02)
+        assert functions_run(lambda: model(x)).count("taken") == 3
+        hook = own.k_proj.register_forward_pre_hook(lambda m, args: (args[0] * 2,))       # each by itself, of its view
+        changed = copy.deepcopy(other)
+        changed[0].k_proj.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+        near([model(x)], [changed(x)], 0.02)
+        hook.remove()
+        copied = copy.deepcopy(model)
+        near([copied(x)], [other(x)], 0.02)
+        assert "taken" not in functions_run(lambda: copied(x))
+        torch._dynamo.reset()
+        near([torch.compile(model, backend="eager", fullgraph=True)(x)], [other(x)], 0.02)
+        with torch.autocast(device, dtype=F16):
+            near([model(x)], [other(x)], 0.02)
+    near(gradients(model, x), gradients(other, x), 0.03)
+    report.undo()
+    assert type(own) is Attention and "_gemmkit_joined" not in own.q_proj.__dict__
+    assert own.k_proj.words.is_contiguous() and torch.equal(own.k_proj.words, other[0].k_proj.words)
+    with torch.no_grad():
+        assert torch.equal(model(x), other(x))
+
+
+def test_packed_queries_keys_and_values_that_stay_three(in_the_emulator: None) -> None:
+    for changes, why in (({"group": 16}, "several widths, bits, groups"), ({"bits": 2}, "several widths, bits, groups"),
+                         ({"activation": "relu"}, "has an activation"), ({"symmetric": False}, "several widths")):
+        model, _, _ = packed_attention("cpu")
+        layer: dict[str, Any] = {"bits": 4, "group": 32, "bias": False, **changes}
+        model[0].v_proj = gk.torch.QuantisedLinear(32, model[0].v_proj.out_features, **layer)
+        assert why in fates(accelerate(model))["0"]
+    model, _, _ = packed_attention("cpu")
+    model[0].v_proj = nn.Linear(32, model[0].v_proj.out_features, bias=False).bfloat16()
+    assert "is not gemmkit's" in fates(accelerate(model))["0"]
 
 
 def test_queries_keys_and_values_that_stay_three(in_the_emulator: None) -> None:
