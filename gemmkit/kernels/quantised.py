@@ -41,14 +41,7 @@ from gemmkit.layouts import ColumnInterleaved, GroupQuantised, Joined, RowMajor
 from gemmkit.operators.mma import QuantisedMMAOp
 from gemmkit.ptx.copy_async import prefetch
 from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared, unpack_words
-from gemmkit.ptx.registers import (
-    BFLOAT16_UNIT,
-    as_bfloat16,
-    bfloat16_integers,
-    bfloat16_zero,
-    dequantise_word,
-    zero_words,
-)
+from gemmkit.ptx.registers import BFLOAT16_UNIT, as_bfloat16, bfloat16_integers, bfloat16_zero, dequantise_word, zero_words
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 from gemmkit.tiling import Tile
@@ -221,7 +214,8 @@ def add_scaled(_: int, n: int, spec: QuantisedSpec, ring: PartRing, accumulators
     """A part's sums of a lane's four columns, multiplied by their scales in float32."""
     scales = unpack_words(SCALES, ring.scales[place * spec.fragments_n + n])
     for m in range(spec.fragments_m):
-        accumulators[m, n] = generate(spec.operator.fragment_c.count, plus_scaled, spec, accumulators[m, n], sums[m, n], scales)
+        accumulators[m, n] = generate(spec.operator.fragment_c.count, plus_scaled, spec, accumulators[m, n], sums[m, n],
+                                      scales)
     return 0
 
 

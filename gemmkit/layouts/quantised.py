@@ -39,7 +39,7 @@ class GroupQuantised(GlobalLayout):
 
     ``dtype`` is A's: float16, bfloat16 or float32, to which elements are rounded; or float8_e4m3fn, which holds ``q - zero``
     exactly. With the latter, of 4 bits and groups of a multiple of 128, the sum of a group is multiplied by its scale in
-    float32 (compute capability 9.0); so are the sums of up to 16 rows of float16 and bfloat16, of groups of a multiple of 64.
+    float32 (compute capability 9.0); so are those of up to 16 rows of float16 and bfloat16, of groups of a multiple of 64.
 
     `gemmkit.layouts.quantised.quantise` makes the arrays, and an object that `matmul` takes for B.
 

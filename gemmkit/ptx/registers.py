@@ -250,9 +250,9 @@ def _type_as_bfloat16_integers(context: TypingContext, bits: types.Type, word: t
 
 @atom(_type_as_bfloat16_integers)
 def bfloat16_integers(bits: int, word: int, zero: int) -> tuple:
-    """The integers in a 32-bit word as bfloat16, (q - zero) / 2048, in pairs as `dequantise_word` has them: 1 / 16 + q / 2048
-    is q in the mantissa of 1 / 16, so that a word takes a LOP3, a SHF and an HFMA2 a pair and no conversion. All are exact.
-    Products of units of 1 / 2048 stay below A's own elements, as large as these may be. ``zero`` is a `bfloat16_zero`; sm_80+.
+    """The integers in a 32-bit word as bfloat16, (q - zero) / 2048, in pairs as `dequantise_word` has them, all exact: q in
+    the mantissa of 1 / 16 is 1 / 16 + q / 2048, so that a pair takes a LOP3, a SHF and an HFMA2 and no conversion. In units
+    of 1 / 2048 no sum of 128 products exceeds A's largest element. ``zero`` is a `bfloat16_zero`; sm_80+.
 
     >>> words = bfloat16_integers(4, np.uint32(0x00090008), bfloat16_zero(np.uint32(8)))
     >>> (2048 * np.array(words, np.uint32).view(ml_dtypes.bfloat16).astype(np.float32)).tolist()
@@ -263,7 +263,7 @@ def bfloat16_integers(bits: int, word: int, zero: int) -> tuple:
     return tuple(values.view(np.uint32).reshape(-1))
 
 
-def bfloat16_zero(zero: int) -> int:
+def bfloat16_zero(zero: Any) -> Any:
     """What `bfloat16_integers` adds for a zero point below 128: -(1 / 16 + zero / 2048), in both halves."""
     return np.uint32(SIXTEENTH | 0x80008000) | np.uint32(zero) * np.uint32(0x10001)
 
