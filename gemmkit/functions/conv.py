@@ -28,7 +28,7 @@ import numpy as np
 from gemmkit.epilogues import GELU, Bias, Clamp, Default, Elementwise, Epilogue, ReLU, Saturate, Scale, SiLU, Tanh
 from gemmkit.functions.matmul import matmul
 from gemmkit.lang.checks import check_dtype
-from gemmkit.layouts import Im2col, Matricised
+from gemmkit.layouts import Im2col, Matricised, Positions, PositionsAcross
 from gemmkit.plans.problem import asked_dtype, check_places
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, shares_memory, strided
 from gemmkit.runtime.device import target
@@ -403,16 +403,19 @@ def _joined(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _windows(places: Places, how: Convolution, positions: Sequence[int], taps: Sequence[int],
-             steps: Sequence[tuple[int, int, int]], taps_first: bool) -> PlacedView:
-    """The matrix of an array's windows: (stride, step, start) along each spatial dimension."""
+             steps: Sequence[tuple[int, int, int]], taps_first: bool, spare: int = 0,
+             kind: type[Im2col] = Im2col) -> PlacedView:
+    """The matrix of an array's windows: (stride, step, start) along each spatial dimension; so many positions of each line
+    are ``spare``."""
     shape, strides, dtype = how.last(places[0]), how.last(places[1]), places[2]
     shape = (*shape[:-1], shape[-1] // how.groups)
     is_pointwise = all(t == stride == 1 and start == 0 for t, (stride, _, start) in zip(taps, steps))
-    if is_pointwise and shape[1:-1] == tuple(positions):
+    positions = (*positions[:-1], positions[-1] + spare)
+    if is_pointwise and shape[1:-1] == positions:
         return _matrix(dtype, list(zip(shape, strides))[-2::-1], [(shape[-1], strides[-1])], shape[-1] * strides[-1],
                        how.groups)
     own = ArrayInfo(0, shape, strides, dtype, 0, False, "")
-    layout = Im2col.of(own, tuple(positions), tuple(taps), tuple(steps), taps_first)
+    layout = kind.of(own, positions, tuple(taps), tuple(steps), taps_first, spare)
     if how.groups > 1:
         return PlacedView(None, (how.groups, *shape), (shape[-1] * strides[-1], *strides), layout)
     return PlacedView(None, shape, strides, layout)
@@ -424,26 +427,32 @@ def _taps_first(x: Places, w: Places, how: Convolution) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Places) -> ConvProduct:
+def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Places, slides: bool = False) -> ConvProduct:
     (_, *spatial, _), (filters, *taps, depth) = how.last(x[0]), how.last(w[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     first = _taps_first(x, w, how)
-    a = _windows(x, how, how.positions(spatial, taps), taps, steps, first)
+    spare = (taps[-1] - 1) * how.dilation[-1] if slides else 0
+    a = _windows(x, how, how.positions(spatial, taps), taps, steps, first, spare)
     (of_filters, *of_taps, of_depth), each = how.last(w[1]), filters // how.groups
     inner = [(depth, of_depth)], list(zip(taps, of_taps))[::-1]
     b = _matrix(w[2], [*inner[first], *inner[not first]], [(each, of_filters)], each * of_filters, how.groups)
-    return ConvProduct(a, b, c and _positions(c, how), _positions(out, how))
+    return ConvProduct(a, b, c and _positions(c, how, spare=spare), _positions(out, how, spare=spare))
 
 
-def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None = None) -> PlacedView:
-    """The matrix of all positions and channels of an array."""
+def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None = None, spare: int = 0,
+               kind: type[Im2col] = Positions) -> PlacedView:
+    """The matrix of all positions and channels of an array, and so many ``spare`` ones of each line."""
+    if spare:
+        positions = how.last(places[0])[1:-1]
+        return _windows(places, how, positions, [1] * len(positions), [(1, 1, 0)] * len(positions), False, spare, kind)
     *rows, (channels, step) = zip(how.last(places[0]), how.last(places[1]))
     each = channels // how.groups
     return _matrix(places[2], rows[::-1], [(each, step)], each * step, how.groups, begin)
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, out: Places) -> tuple[ConvProduct, ...]:
+def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, out: Places,
+              slides: bool = False) -> tuple[ConvProduct, ...]:
     """A product for each class of positions: those that are equal modulo the stride."""
     (_, *spatial, _), (filters, *taps, depth) = how.last(out[0]), how.last(w[0])
     (of_filters, *of_taps, of_depth), each = how.last(w[1]), filters // how.groups
@@ -455,9 +464,10 @@ def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, o
         seen = [_taps_of(phase, t, stride, before, dilation) for phase, t, stride, (before, _), dilation
                 in zip(phases, taps, how.stride, how.padding, how.dilation)]
         extents = [-(-(extent - phase) // stride) for extent, phase, stride in zip(spatial, phases, how.stride)]
-        d, of_c = (y and _class_of(y, how, phases, extents) for y in (out, c))
         counts = [count for _, _, count, _, _ in seen]
-        a = _windows(gradient, how, extents, counts, [(1, step, start) for *_, step, start in seen], first)
+        spare = (counts[-1] - 1) * abs(seen[-1][3]) if slides else 0
+        a = _windows(gradient, how, extents, counts, [(1, step, start) for *_, step, start in seen], first, spare)
+        d, of_c = (y and _class_of(y, how, phases, extents, spare) for y in (out, c))
         of_seen = [(count, step * stride) for (_, step, count, _, _), stride in zip(seen, of_taps)]
         inner = [(each, of_filters)], of_seen[::-1]
         b = _matrix(w[2], [*inner[first], *inner[not first]], [(depth, of_depth)], each * of_filters, how.groups,
@@ -467,12 +477,12 @@ def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, o
     return tuple(found)
 
 
-def _class_of(places: Places, how: Convolution, phases: Sequence[int], extents: Sequence[int]) -> PlacedView:
+def _class_of(places: Places, how: Convolution, phases: Sequence[int], extents: Sequence[int], spare: int) -> PlacedView:
     """The matrix of a class of positions."""
     (images, *_, channels), (first, *steps, last) = how.last(places[0]), how.last(places[1])
     own = (first, *(step * stride for step, stride in zip(steps, how.stride)), last)
     return _positions((how.as_given((images, *extents, channels)), how.as_given(own), places[2]), how,
-                      how.as_given((0, *phases, 0)))
+                      how.as_given((0, *phases, 0)), spare)
 
 
 def _taps_of(phase: int, taps: int, stride: int, before: int, dilation: int) -> tuple[int, int, int, int, int]:
@@ -491,14 +501,19 @@ def _taps_of(phase: int, taps: int, stride: int, before: int, dilation: int) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places) -> ConvProduct:
+def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places,
+                slides: bool = False) -> ConvProduct:
     (_, *spatial, _), (filters, *taps, _) = how.last(x[0]), how.last(out[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     *positions, (_, of_filters) = zip(how.last(gradient[0]), how.last(gradient[1]))
     each = filters // how.groups
-    a = _matrix(gradient[2], [(each, of_filters)], positions[::-1], each * of_filters, how.groups)
+    spare = (taps[-1] - 1) * how.dilation[-1] if slides else 0
+    if slides:
+        a = _positions(gradient, how, spare=spare, kind=PositionsAcross)
+    else:
+        a = _matrix(gradient[2], [(each, of_filters)], positions[::-1], each * of_filters, how.groups)
     first = _taps_first(x, out, how)
-    b = _windows(x, how, how.positions(spatial, taps), taps, steps, first)
+    b = _windows(x, how, how.positions(spatial, taps), taps, steps, first, spare)
     d, of_c = (y and _filters(y, how, first) for y in (out, c))
     assert d is not None
     return ConvProduct(a, b, of_c, d)

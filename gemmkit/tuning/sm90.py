@@ -41,6 +41,7 @@ from gemmkit.layouts import (
     Plain,
     Planar,
     RowMajor,
+    Sliding,
     Swizzled,
     Zero,
 )
@@ -525,6 +526,7 @@ class Lying:
     is_along: bool
     slots: int
     longest: int
+    slide: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
@@ -533,7 +535,7 @@ class Lying:
                  or layout.stored is not None)
         # Only 16-bit operands can be contiguous across K.
         return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1),
-                   layout.longest_line)
+                   layout.longest_line, getattr(layout, "slide", None))
 
     def lies_along(self, across: int) -> bool:
         """Whether its lines lie along K in a tile with ``across`` rows of A, or columns of B."""
@@ -546,8 +548,11 @@ class Lying:
         return _width(extent * self.dtype.itemsize if line < NARROWEST else line)
 
     def layout(self, across: int, depth: int) -> Swizzled:
-        axis = self.k_axis if self.lies_along(across) else 1 - self.k_axis
-        return _swizzled(axis, self.dtype, self.width(across, depth))
+        is_along = self.lies_along(across)
+        found = _swizzled(self.k_axis if is_along else 1 - self.k_axis, self.dtype, self.width(across, depth))
+        if self.slide and (found.line, depth if is_along else across) == (self.longest, self.slide[0] * self.longest):
+            return Sliding(found.layout, found.width, panels=self.slide[0], step=self.slide[1])
+        return found
 
     def divides(self, across: int, depth: int, peers: int) -> bool:
         """Whether so many blocks of a cluster can each load a part of the tile."""

@@ -77,7 +77,7 @@ from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, kind
 from gemmkit.lang.numba_hooks import types
-from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
+from gemmkit.layouts import ColMajor, Plain, Planes, Sliding, Swizzled
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import PATTERN, pattern_of
 from gemmkit.layouts.quantised import FLOAT8_WEIGHTS, QuantisedTranspose
@@ -566,6 +566,9 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
                 for operand, info in ((spec.a, arrays.a), (spec.b, arrays.b)))
         spec = dataclasses.replace(spec, a=a, b=b)
+    for name, operand in (("a", spec.a), ("b", spec.b)):
+        rule(not isinstance(operand.shared, Sliding) or isinstance(operand.route, PlacedTma), f"shared_{name}_layout",
+             operand.shared, "TMA must bring its panels: the taps of a convolution along its fastest dimension")
     spec = _with_producer(spec)
     return _laid_out(dataclasses.replace(spec, exchange=_exchange(spec, sharing, arrays)), arrays)
 

@@ -45,7 +45,7 @@ from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
 from gemmkit.lang.registers import each, is_pairwise, join, registers, transform_pairs
-from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar
+from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar, Sliding
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
 from gemmkit.ptx.memory import pack_words, shared, unpack_words
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
@@ -138,6 +138,7 @@ class TmaCopy(Component):
     plane: int
     swizzle: int
     multicasts: bool = True
+    begin: int = 0
 
     @classmethod
     def in_panels(cls, operand: Operand, cluster: Cluster) -> TmaCopy:
@@ -149,6 +150,10 @@ class TmaCopy(Component):
         depth, across = operand.tile.extents[k_axis], operand.tile.extents[1 - k_axis]
         planes = 1 if operand.in_panels else operand.planes
         plane = planes, int(layout.physical_size(*operand.tile.extents)), layout.width
+        if isinstance(layout, Sliding):                              # one box holds all panels
+            along_k = layout.axis == k_axis
+            return cls(layout.line, layout.lines(across if along_k else depth), 1, 0, 0, 0, 0, 0, is_shared, along_k, *plane,
+                       begin=(layout.panels - 1) * layout.line if layout.step < 0 else 0)
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return cls(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
                        across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
@@ -293,6 +298,11 @@ class PlacedTma(Tma):
         if info is not None and info.steps:
             return "it is a stack"
         copy = TmaCopy.in_panels(operand, request.spec.cluster)
+        if isinstance(shared, Sliding):
+            panels = isinstance(layout, Im2col) and layout.slide == (shared.panels, shared.step)
+            is_whole = (layout.longest_line, operand.tile.extents[shared.axis]) == (copy.line, shared.panels * copy.line)
+            if not panels or not is_whole or copy.is_shared or (shared.step < 0 and shared.axis != operand.k_axis):
+                return "its panels are not the taps of a tile"
         return layout.box_refusal(copy.line, copy.lines) or request.why_no_tma(layout.unit)
 
     def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
@@ -307,7 +317,7 @@ class PlacedTma(Tma):
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         columns = place_of(operand, at).columns
         for panel in range(self.copy.panels):
-            x = along + panel * self.copy.along + part * self.copy.part_along
+            x = along + self.copy.begin + panel * self.copy.along + part * self.copy.part_along
             y = across + part * self.copy.part_across
             i, j = (y, x) if operand.brought.axis == 1 else (x, y)
             to, box = position + panel * self.copy.step + part * self.copy.part, layout.box_at(i, j, columns)
