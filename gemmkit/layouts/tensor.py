@@ -208,6 +208,12 @@ class Matricised(GlobalLayout, ResultLayout):
         modes = self.columns if self.axis == 1 else self.rows
         return int(modes.extent) if self.boxes and not modes.is_last else 0
 
+    @property
+    def piece(self) -> int:
+        """How many lines a box has at most; 0: any number."""
+        modes = self.rows if self.axis == 1 else self.columns
+        return 0 if modes.is_last else int(modes.extent)
+
     def box_refusal(self, line: int, lines: int) -> str | None:
         """Why TMA cannot bring boxes of so many elements along `axis`, and lines across; None if it can."""
         along, across = (self.columns, self.rows) if self.axis == 1 else (self.rows, self.columns)

@@ -100,6 +100,7 @@ if TYPE_CHECKING:
 SCHEDULES = ("cooperative", "pingpong")
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (1, 8))
 BOX = 256                              # elements that a TMA box can have along a dimension
+POSITIONS = 1016                       # the same of a convolution's windows, whose panels of whole patterns TMA brings in one box
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
 
@@ -230,7 +231,8 @@ def _validate_operand(config: Config, name: str, across: str) -> None:
     rule(parts % peers == 0, "cluster", config.cluster, f"the blocks share {name}: its {along // layout.line} panels of "
          f"{extents[across]} lines cannot be divided in {peers}" if is_k else
          f"the blocks share {name}: its {parts} panels cannot be divided in {peers}")
-    rule(extents[across] // (peers if is_k else 1) <= BOX, "block_shape", config.block_shape, f"{across} may be {BOX}")
+    most = POSITIONS if isinstance(layout, Sliding) else BOX
+    rule(extents[across] // (peers if is_k else 1) <= most, "block_shape", config.block_shape, f"{across} may be {most}")
     thread = getattr(config, f"mem_{name}_thread")
     moved = thread.count * layout.itemsize
     is_line = thread.extents[layout.axis] == thread.count and (16 % moved == 0 or moved % 16 == 0)

@@ -122,6 +122,7 @@ class TmaCopy(Component):
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
     lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
     ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without. ``multicasts``: all blocks get the part.
+    ``begin`` is how far along the lines the first box is that holds overlapping panels. A panel comes in ``cuts`` boxes.
     """
 
     line: int
@@ -139,6 +140,7 @@ class TmaCopy(Component):
     swizzle: int
     multicasts: bool = True
     begin: int = 0
+    cuts: int = 1
 
     @classmethod
     def in_panels(cls, operand: Operand, cluster: Cluster) -> TmaCopy:
@@ -285,7 +287,15 @@ class PlacedTma(Tma):
 
     @classmethod
     def of(cls, request: Request) -> PlacedTma:
-        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster), isinstance(request.operand.layout, Im2col))
+        return cls(cls.copy_of(request), isinstance(request.operand.layout, Im2col))
+
+    @staticmethod
+    def copy_of(request: Request) -> TmaCopy:
+        """A panel's lines come in a box for each piece of their fastest dimension."""
+        copy, layout = TmaCopy.in_panels(request.operand, request.spec.cluster), request.operand.layout
+        piece = layout.piece if isinstance(layout, Matricised) else 0
+        is_cut = 0 < piece < copy.lines and copy.lines % piece == piece % ATOM == 0
+        return dataclasses.replace(copy, lines=piece, cuts=copy.lines // piece) if is_cut else copy
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -297,7 +307,7 @@ class PlacedTma(Tma):
             return "TMA copies elements as they are, along their lines"
         if info is not None and info.steps:
             return "it is a stack"
-        copy = TmaCopy.in_panels(operand, request.spec.cluster)
+        copy = cls.copy_of(request)
         if isinstance(shared, Sliding):
             panels = isinstance(layout, Im2col) and layout.slide == (shared.panels, shared.step)
             is_whole = (layout.longest_line, operand.tile.extents[shared.axis]) == (copy.line, shared.panels * copy.line)
@@ -317,22 +327,24 @@ class PlacedTma(Tma):
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         columns = place_of(operand, at).columns
         for panel in range(self.copy.panels):
-            x = along + self.copy.begin + panel * self.copy.along + part * self.copy.part_along
-            y = across + part * self.copy.part_across
-            i, j = (y, x) if operand.brought.axis == 1 else (x, y)
-            to, box = position + panel * self.copy.step + part * self.copy.part, layout.box_at(i, j, columns)
-            if self.walks:
-                tap = layout.box_offsets(i, j, columns)
-                if self.copy.is_shared and self.copy.multicasts:
-                    tma_load_im2col_multicast(tensor_map, box, tap, pointer, to, barrier, slot.stage,
-                                              spec.cluster.sharers(operand.k_axis, at.rank))
+            for cut in range(self.copy.cuts):
+                x = along + self.copy.begin + panel * self.copy.along + part * self.copy.part_along
+                y = across + cut * self.copy.lines + part * self.copy.part_across
+                to = position + panel * self.copy.step + part * self.copy.part + cut * self.copy.lines * self.copy.line
+                i, j = (y, x) if operand.brought.axis == 1 else (x, y)
+                box = layout.box_at(i, j, columns)
+                if self.walks:
+                    tap = layout.box_offsets(i, j, columns)
+                    if self.copy.is_shared and self.copy.multicasts:
+                        tma_load_im2col_multicast(tensor_map, box, tap, pointer, to, barrier, slot.stage,
+                                                  spec.cluster.sharers(operand.k_axis, at.rank))
+                    else:
+                        tma_load_im2col(tensor_map, box, tap, pointer, to, barrier, slot.stage)
+                elif self.copy.is_shared and self.copy.multicasts:
+                    tma_load_multicast(tensor_map, box, pointer, to, barrier, slot.stage,
+                                       spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
-                    tma_load_im2col(tensor_map, box, tap, pointer, to, barrier, slot.stage)
-            elif self.copy.is_shared and self.copy.multicasts:
-                tma_load_multicast(tensor_map, box, pointer, to, barrier, slot.stage,
-                                   spec.cluster.sharers(operand.k_axis, at.rank))
-            else:
-                tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
+                    tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
 
 
 def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
