@@ -9,7 +9,8 @@ __all__ = [
     "Discarded", "Embedded", "Folded", "Gather", "Gathered", "Generated", "GeneratedMatrix", "GlobalLayout",
     "GroupQuantised", "Im2col", "Interleaved", "InterleavedColumns", "Joined", "Layout", "Matricised", "Matrix", "Packed",
     "Padded", "Plain", "Planar", "Planes", "Positions", "PositionsAcross", "ResultLayout", "RowMajor", "Scatter",
-    "Scattered", "SharedLayout", "Sliding", "Swizzled", "Symmetric", "SymmetricMatrix", "Triangular", "TriangularMatrix", "Zero",
+    "Scattered", "SharedLayout", "Sliding", "Swizzled", "Symmetric", "SymmetricMatrix", "Triangular", "TriangularMatrix",
+    "Zero",
 ]
 
 if TYPE_CHECKING:

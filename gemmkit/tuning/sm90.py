@@ -245,6 +245,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
+    if table is BY_WINDOWS:
+        table = _sliding(table, a, b)
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
@@ -277,6 +279,20 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return _operator(mapping.N, a.dtype), mapping.fields
+
+
+def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
+    """Beside a table's mappings those whose tiles are as deep as the taps of a window, or as wide, that share their lines
+    (`gemmkit.layouts.Sliding`)."""
+    of_a, of_b = (getattr(x, "slide", None) for x in (a, b))
+    if of_a:
+        deep = mappings_of(tables.SLIDING, depth=of_a[0] * a.longest_line * a.dtype.itemsize)
+        return dataclasses.replace(table, mappings=deep + table.mappings)
+    if of_b:
+        N = of_b[0] * b.longest_line
+        wide = ((M, N, "cooperative", M // 16, (1, 1), *rest) for M, *rest in tables.SLIDING_WORKSPACE)
+        return dataclasses.replace(table, workspace=mappings_of(wide) + table.workspace)
+    return table
 
 
 def _of_half(listed: tuple[CostedTile, ...]) -> tuple[CostedTile, ...]:

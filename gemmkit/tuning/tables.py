@@ -34,6 +34,14 @@ WINDOWS = (
     (128, 32, "pingpong", 8, (1, 1), 220, 900, 2000),
     (256, 32, "cooperative", 8, (1, 1), 350, 2200, 0),
 )
+# Beside them where taps share the lines of shared memory; the cycles are of 64 elements of K, whatever a stage has.
+SLIDING = (
+    (256, 32, "cooperative", 8, (1, 1), 200, 2200, 0),
+    (128, 64, "pingpong", 8, (1, 1), 280, 1000, 2000),
+    (256, 64, "cooperative", 8, (1, 1), 500, 3500, 0),
+)
+# The same by way of a workspace, in tiles as wide as the taps: rows, and cycles.
+SLIDING_WORKSPACE = ((64, 300, 8000, 0),)
 # Behind them, with stages of two lines. A line of so small a tile takes a warpgroup less time than the hand-over of its
 # stage: two a stage (384 x 320 x 944, clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K
 # it is no gain: 33 x 64 x 2504 takes 6.06 us, and 4.30 in 8 shares of 64 x 128.

@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 SCHEDULES = ("cooperative", "pingpong")
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (1, 8))
 BOX = 256                              # elements that a TMA box can have along a dimension
-POSITIONS = 1016                       # the same of a convolution's windows, whose panels of whole patterns TMA brings in one box
+POSITIONS = 1016                       # the same of panels that overlap, with lines for the taps
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
 
