@@ -74,6 +74,7 @@ from gemmkit.tuning.operators import SIXTEEN, result_dtype
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 MOST_STAGES = 8
+NARROW = 64                            # columns for which there are tiles of convolutions
 PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
 
 
@@ -245,6 +246,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
+    if table is BY_TMA and sizes[1] <= NARROW:
+        table = BY_WINDOWS
     if table is BY_WINDOWS:
         table = _sliding(table, a, b)
     supply = table.supply_of(of_a, of_b)
@@ -290,7 +293,7 @@ def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
         return dataclasses.replace(table, mappings=deep + table.mappings)
     if of_b:
         N = of_b[0] * b.longest_line
-        wide = ((M, N, "cooperative", M // 16, (1, 1), *rest) for M, *rest in tables.SLIDING_WORKSPACE)
+        wide = ((M, N, "cooperative", M // 16, (1, 1), step * N, 8000, 0) for M, step in tables.SLIDING_WORKSPACE)
         return dataclasses.replace(table, workspace=mappings_of(wide) + table.workspace)
     return table
 
