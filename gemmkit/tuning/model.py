@@ -155,6 +155,7 @@ class CostedTile:
     depth: int = LINE                  # bytes of K in a stage
     is_half: bool = False              # of a symmetric D: tiles on one side of the diagonal alone are computed
     packed: int = 1                    # how many elements of the first operand take the bytes of one
+    taps: int = 1                      # of the second operand: taps that share lines
 
     @cached_property
     def tiles(self) -> int:
@@ -191,7 +192,7 @@ class CostedTile:
         lines = k_tiles * self.depth / LINE
         within = self.within
         if shares > within:                            # by way of a workspace: all blocks at once, each with its share
-            moved = clusters * lines * LINE * (self.M * m + self.N * n)
+            moved = clusters * lines * LINE * (self.M * m + self.N * n / self.taps)
             return max(math.ceil(lines / shares) * self.step, moved / SHARED_BYTES) + self.finish + self.start
         start = self.start + CLUSTERING * math.log2(tiles)
         side_by_side = at_once(tiles * within, device.sm_count)

@@ -294,7 +294,7 @@ def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
     if of_b:
         N = of_b[0] * b.longest_line
         wide = ((M, N, "cooperative", M // 16, (1, 1), step * N, 8000, 0) for M, step in tables.SLIDING_WORKSPACE)
-        return dataclasses.replace(table, workspace=mappings_of(wide) + table.workspace)
+        return dataclasses.replace(table, workspace=mappings_of(wide, taps=of_b[0]) + table.workspace)
     return table
 
 
