@@ -19,6 +19,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
+from gemmkit.layouts.plain import Sliding, Swizzled
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import interleave_words, load_global, load_words, near, store_global
@@ -561,6 +562,14 @@ class Im2col(GlobalLayout):
         taps = 1 if self.taps_first else int(self.columns.extents()[1])
         slides = self.axis == self.channel_axis and taps > 1 and stride == 1 and self.spare >= (taps - 1) * abs(step)
         return (taps, int(step)) if slides else None
+
+    def fills(self, shared: Swizzled, tile: Tile, k_axis: int) -> bool:
+        """Whether the panels of a block's tile are all taps along the fastest dimension. (Matrix descriptors have no
+        negative distances, and need one from panel to panel where lines lie across K.)"""
+        if not isinstance(shared, Sliding):
+            return False
+        are_taps = self.slide == (shared.panels, shared.step) and (shared.step > 0 or shared.axis == k_axis)
+        return are_taps and shared.line == self.longest_line and tile.extents[shared.axis] == shared.panels * shared.line
 
     @property
     def run(self) -> int:

@@ -37,6 +37,7 @@ from gemmkit.kernels.sm90.kernel import (
     Registers,
     acquire,
     fill_stages,
+    matrix_at,
     place_of,
     stage_of,
     start_copies,
@@ -122,7 +123,7 @@ class TmaCopy(Component):
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
     lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
     ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without. ``multicasts``: all blocks get the part.
-    ``begin`` is how far along the lines the first box is that holds overlapping panels. A panel comes in ``cuts`` boxes.
+    ``begin`` is how far along the lines a box of overlapping panels begins. A panel comes in ``cuts`` boxes.
     """
 
     line: int
@@ -145,23 +146,24 @@ class TmaCopy(Component):
     @classmethod
     def in_panels(cls, operand: Operand, cluster: Cluster) -> TmaCopy:
         """Swizzled panels, of which each block of a cluster that shares the operand loads a part."""
-        layout: Any = operand.brought
-        k_axis = operand.k_axis
+        layout, k_axis = operand.brought, operand.k_axis
         is_shared = cluster.shares_a if k_axis == 1 else cluster.shares_b
         peers = cluster.n if k_axis == 1 else cluster.m              # each of which loads a part
         depth, across = operand.tile.extents[k_axis], operand.tile.extents[1 - k_axis]
-        planes = 1 if operand.in_panels else operand.planes
-        plane = planes, int(layout.physical_size(*operand.tile.extents)), layout.width
+        plane = 1 if operand.in_panels else operand.planes, int(layout.physical_size(*operand.tile.extents)), layout.width
+        along_k = layout.axis == k_axis
         if isinstance(layout, Sliding):                              # one box holds all panels
-            along_k = layout.axis == k_axis
             return cls(layout.line, layout.lines(across if along_k else depth), 1, 0, 0, 0, 0, 0, is_shared, along_k, *plane,
                        begin=(layout.panels - 1) * layout.line if layout.step < 0 else 0)
-        if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
-            return cls(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
-                       across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
-        panels = across // layout.line // peers                      # lines across K: the parts are some of the panels
-        return cls(layout.line, depth, panels, depth * layout.line, layout.line, panels * depth * layout.line,
-                   panels * layout.line, 0, is_shared, False, *plane)
+        if along_k:                                                  # lines along K: the parts are some lines of each panel
+            lines, panels, part = across // peers, depth // layout.line, (across // peers * layout.line, 0, across // peers)
+        else:                                                        # lines across K: the parts are some of the panels
+            lines, panels = depth, across // layout.line // peers
+            part = panels * depth * layout.line, panels * layout.line, 0
+        piece = getattr(operand.layout, "piece", 0)
+        cuts = lines // piece if 0 < piece < lines and lines % piece == piece % ATOM == 0 else 1
+        return cls(layout.line, lines // cuts, panels, (across if along_k else depth) * layout.line, layout.line, *part,
+                   is_shared, along_k, *plane, cuts=cuts)
 
     @classmethod
     def whole(cls, operand: Operand) -> TmaCopy:
@@ -173,7 +175,6 @@ class TmaCopy(Component):
 
 class StageFill(NamedTuple):
     """A stage to be filled: with which k-tile, and the barrier that counts the bytes."""
-
     slot: Slot
     at: KTile
     barrier: Any
@@ -265,7 +266,6 @@ class Tma(Route):
                 else:
                     tma_load(tensor_map, coordinates, pointer, to, fill.barrier, stage)
 
-
     # Nothing is to be done to what is there (see `rewrite.Rewrite`).
 
     def rewrite_inside(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
@@ -287,15 +287,7 @@ class PlacedTma(Tma):
 
     @classmethod
     def of(cls, request: Request) -> PlacedTma:
-        return cls(cls.copy_of(request), isinstance(request.operand.layout, Im2col))
-
-    @staticmethod
-    def copy_of(request: Request) -> TmaCopy:
-        """A panel's lines come in a box for each piece of their fastest dimension."""
-        copy, layout = TmaCopy.in_panels(request.operand, request.spec.cluster), request.operand.layout
-        piece = layout.piece if isinstance(layout, Matricised) else 0
-        is_cut = 0 < piece < copy.lines and copy.lines % piece == piece % ATOM == 0
-        return dataclasses.replace(copy, lines=piece, cuts=copy.lines // piece) if is_cut else copy
+        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster), isinstance(request.operand.layout, Im2col))
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -307,17 +299,14 @@ class PlacedTma(Tma):
             return "TMA copies elements as they are, along their lines"
         if info is not None and info.steps:
             return "it is a stack"
-        copy = cls.copy_of(request)
-        if isinstance(shared, Sliding):
-            panels = isinstance(layout, Im2col) and layout.slide == (shared.panels, shared.step)
-            is_whole = (layout.longest_line, operand.tile.extents[shared.axis]) == (copy.line, shared.panels * copy.line)
-            if not panels or not is_whole or copy.is_shared or (shared.step < 0 and shared.axis != operand.k_axis):
-                return "its panels are not the taps of a tile"
+        copy = TmaCopy.in_panels(operand, request.spec.cluster)
+        fills = isinstance(layout, Im2col) and not copy.is_shared and layout.fills(shared, operand.tile, operand.k_axis)
+        if isinstance(shared, Sliding) and not fills:
+            return "its panels are not the taps of a tile"
         return layout.box_refusal(copy.line, copy.lines) or request.why_no_tma(layout.unit)
 
     def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
-        layout: Any = operand.layout
-        return layout.unit, layout.box(self.copy.line, self.copy.lines, self.copy.swizzle)
+        return operand.layout.unit, operand.layout.box(self.copy.line, self.copy.lines, self.copy.swizzle)
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         pointer, layout = shared(operand.brought.dtype, operand.offset), operand.layout
@@ -345,13 +334,6 @@ class PlacedTma(Tma):
                                        spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
                     tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
-
-
-def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
-    """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
-    if operand.k_axis == 1:
-        return spec.scheduler.stack.a.coordinates(batch)
-    return spec.scheduler.stack.b.coordinates(batch)
 
 
 @dataclass(frozen=True)
@@ -530,8 +512,7 @@ def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spe
 # A fence waits for all that a thread has on its way, its loads too. So no thread loads for the next stage while it stores
 # this one's: another team does.
 
-CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that a thread loads at an edge at once: with more
-#                                        threads spill
+CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that a thread loads at an edge; more of them spill
 
 
 @dataclass(frozen=True)
