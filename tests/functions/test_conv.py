@@ -290,8 +290,7 @@ def test_tma_walks_windows(channels: int, monkeypatch: Any) -> None:
     weights, = planned(lambda: gk.functions.conv_weight_gradient(x, w.shape, g, padding=1), monkeypatch)
     of_gradient = "PlacedTma" if channels <= 64 else "Tma"
     assert [*map(routes, (forward, back, weights))] == [("PlacedTma", "Tma"), ("PlacedTma",) * 2, (of_gradient, "PlacedTma")]
-    assert [isinstance(shared, Sliding) for shared in (forward._compiled.spec.a.shared, back._compiled.spec.a.shared)] == [
-        channels <= 64, channels <= 64]
+    assert isinstance(forward._compiled.spec.a.shared, Sliding) == (channels <= 64)
 
 
 # -- taps that share lines --------------------------------------------------------------------------------------------
