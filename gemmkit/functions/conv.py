@@ -116,7 +116,7 @@ def conv(x: Any, w: Any, c: Any = None, *, stride: Any = 1, padding: Any = 0, di
     out, of_out = _result("conv", x, out, of_out, shape, asked, epilogue, infos["x"], infos["w"], how)
     _check_shapes("conv", {"c": (of_c, shape)})
     taps = how.last(infos["w"].shape)[1:-1]
-    slides = _slides(how, infos["x"], taps, infos["w"].shape[0], (of_c, of_out), epilogue)
+    slides = _slides(how, infos["x"], taps, infos["w"].shape[0] <= NARROW, (of_c, of_out), epilogue)
     recipe = _forward(how, _places(infos["x"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out), slides)
     _launch([recipe], (x, infos["x"]), (w, infos["w"]), (c, of_c), (out, of_out), epilogue, precision, stream)
     return out
@@ -171,7 +171,8 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
     out, of_out = _result(name, gradient, out, of_out, of_x, asked, epilogue, infos["gradient"], infos["w"], how)
     (_, *taps, channels) = how.last(infos["w"].shape)
-    slides = max(how.stride) == 1 and _slides(how, infos["gradient"], taps, channels, (of_c, of_out), epilogue)
+    is_narrow = max(how.stride) == 1 and channels <= NARROW
+    slides = _slides(how, infos["gradient"], taps, is_narrow, (of_c, of_out), epilogue)
     recipes = _of_input(how, _places(infos["gradient"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out),
                         slides)
     _launch(recipes, (gradient, infos["gradient"]), (w, infos["w"]), (c, of_c), (out, of_out), epilogue, precision,
@@ -222,7 +223,7 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
                          "c": (of_c, of_w)})
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
     out, of_out = _result(name, x, out, of_out, of_w, asked, None, infos["x"], infos["gradient"], how)
-    slides = _slides(how, infos["x"], how.last(of_w)[1:-1], of_w[0], (infos["gradient"],))
+    slides = _slides(how, infos["x"], how.last(of_w)[1:-1], of_w[0] <= LOW, (infos["gradient"],))
     recipe = _of_weights(how, _places(infos["x"]), _places(infos["gradient"]), of_c and _places(of_c), _places(of_out),
                          slides)
     _launch([recipe], (gradient, infos["gradient"]), (x, infos["x"]), (c, of_c), (out, of_out), None, precision,
@@ -342,18 +343,18 @@ def _sees_rows(stage: Epilogue) -> bool:
     return not isinstance(stage, OF_VALUES)
 
 
-#: Filters of a tile so narrow that the L2 limits it, which gives each window once; and the most elements of the taps that
-#: a tile holds together.
-NARROW, TOGETHER = 64, 256
+#: Columns of a tile, or rows of a gradient of w, that are so few that the L2 limits it, which gives each window once; and
+#: the most elements of the taps that a tile holds together.
+NARROW, LOW, TOGETHER = 32, 64, 256
 
 
-def _slides(how: Convolution, read: ArrayInfo, taps: Sequence[int], columns: int, others: Sequence[ArrayInfo | None],
+def _slides(how: Convolution, read: ArrayInfo, taps: Sequence[int], is_narrow: bool, others: Sequence[ArrayInfo | None],
             epilogue: Epilogue | None = None) -> bool:
     """Whether taps along the fastest dimension are to see the lines of each other's positions in shared memory
     (`Im2col.slide`): on Hopper, of few channels that TMA brings."""
     channels, unit, size = how.last(read.shape)[-1], how.last(read.strides)[-1], read.dtype.itemsize
-    is_narrow = columns <= NARROW and channels * size in (32, 64, 128) and 1 < taps[-1] <= TOGETHER // channels
-    if not (is_narrow and unit == how.stride[-1] == how.groups == 1 and size == 2
+    fits = channels * size in (32, 64, 128) and 1 < taps[-1] <= TOGETHER // channels
+    if not (is_narrow and fits and unit == how.stride[-1] == how.groups == 1 and size == 2
             and target(read.device).arch[0] == 9 and not any(map(_sees_rows, epilogue.stages() if epilogue else ()))):
         return False
     axis = len(read.shape) - 1 if how.is_last else 1

@@ -210,7 +210,7 @@ class Matricised(GlobalLayout, ResultLayout):
         return int(modes.extent) if self.boxes and not modes.is_last else 0
 
     @property
-    def piece(self) -> int:
+    def box_lines(self) -> int:
         """How many lines a box has at most; 0: any number."""
         modes = self.rows if self.axis == 1 else self.columns
         return 0 if modes.is_last else int(modes.extent)

@@ -75,7 +75,6 @@ from gemmkit.tuning.operators import SIXTEEN, result_dtype
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 MOST_STAGES = 8
-NARROW = 64                            # columns for which there are tiles of convolutions
 PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
 
 
@@ -247,8 +246,6 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
-    if table is BY_TMA and sizes[1] <= NARROW:
-        table = BY_WINDOWS
     if table is BY_WINDOWS:
         table = _sliding(table, a, b)
     supply = table.supply_of(of_a, of_b)
@@ -290,8 +287,9 @@ def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
     (`gemmkit.layouts.Sliding`)."""
     of_a, of_b = (getattr(x, "slide", None) for x in (a, b))
     if of_a:
-        deep = mappings_of(tables.SLIDING, depth=of_a[0] * a.longest_line * a.dtype.itemsize)
-        return dataclasses.replace(table, mappings=deep + table.mappings)
+        line = a.longest_line * a.dtype.itemsize
+        rows = (row for row in tables.SLIDING if row[0] * line <= tables.SLIDING_BYTES)
+        return dataclasses.replace(table, mappings=mappings_of(rows, depth=of_a[0] * line) + table.mappings)
     if of_b:
         N = of_b[0] * b.longest_line
         wide = ((M, N, "cooperative", M // 16, (1, 1), step * N, 8000, 0) for M, step in tables.SLIDING_WORKSPACE)

@@ -34,13 +34,17 @@ WINDOWS = (
     (128, 32, "pingpong", 8, (1, 1), 220, 900, 2000),
     (256, 32, "cooperative", 8, (1, 1), 350, 2200, 0),
 )
-# Beside them where taps share the lines of shared memory; the cycles are of 64 elements of K, whatever a stage has.
+# Beside them where taps share the lines of shared memory; the cycles are of 64 elements of K, whatever a stage has. (64^3
+# positions of 32 channels, 32 filters of 3^3, H200, 2026-11-30: 135 us by the first, 141 by the second, 160 by the third, 214
+# by 128x32 in ping-pong, 305 where taps share nothing; cuDNN 258.)
 SLIDING = (
-    (256, 32, "cooperative", 8, (1, 1), 330, 2200, 0),
-    (128, 64, "pingpong", 8, (1, 1), 280, 1000, 2000),
-    (256, 64, "cooperative", 8, (1, 1), 530, 3500, 0),
+    (512, 32, "cooperative", 8, (1, 1), 880, 2200, 0),
+    (384, 32, "cooperative", 12, (1, 1), 640, 2200, 0),
+    (256, 32, "cooperative", 8, (1, 1), 470, 2200, 0),
 )
-# The same by way of a workspace, in tiles as wide as the taps: rows; cycles of a column, a k-tile.
+SLIDING_BYTES = 2**15                  # of a tile of A in a stage, without the lines for taps: with more, few stages fit
+# The same by way of a workspace, in tiles as wide as the taps: rows; cycles of a column, a k-tile. (32^3 positions of 64
+# channels, 64 filters of 3^3: 46 us by 64x192, 81 where taps share nothing; cuDNN 90 to 98.)
 SLIDING_WORKSPACE = ((64, 2.1),)
 # Behind them, with stages of two lines. A line of so small a tile takes a warpgroup less time than the hand-over of its
 # stage: two a stage (384 x 320 x 944, clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K
@@ -110,11 +114,7 @@ WORKSPACE = tuple((M, N, "cooperative", warps, cluster, step, 8000, 0)
                   for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)) if N == 128 or cluster == (1, 1))
 # Beside them for gradients of few filters: the L2's bandwidth is the limit, and it gives each window once (32^3 positions of
 # 64 channels, 64 filters of 3^3, H200, 2026-11-29: 84 us by 64x192, 97 by 64x256, 109 by 64x128, 140 by 128x128; cuDNN 89).
-WINDOWS_WORKSPACE = (
-    (64, 192, "cooperative", 4, (1, 1), 450, 8000, 0),
-    (128, 64, "cooperative", 8, (1, 1), 300, 8000, 0),
-    (128, 64, "cooperative", 8, (2, 1), 300, 8000, 0),
-)
+WINDOWS_WORKSPACE = ((64, 192, "cooperative", 4, (1, 1), 450, 8000, 0),)
 # The same of operands that TMA cannot take as they lie in memory (64 x 29 x 3653, nt: 108 us without shares), with eight
 # producer warps. (In groups of 8, not along Hilbert's curve: seven products of `choice_before.json` take 0.81 to 0.98 of the
 # time, 128 x 1128 x 9591 in 14 shares 55 us and 68.)

@@ -160,7 +160,7 @@ class TmaCopy(Component):
         else:                                                        # lines across K: the parts are some of the panels
             lines, panels = depth, across // layout.line // peers
             part = panels * depth * layout.line, panels * layout.line, 0
-        piece = getattr(operand.layout, "piece", 0)
+        piece = getattr(operand.layout, "box_lines", 0)
         cuts = lines // piece if 0 < piece < lines and lines % piece == piece % ATOM == 0 else 1
         return cls(layout.line, lines // cuts, panels, (across if along_k else depth) * layout.line, layout.line, *part,
                    is_shared, along_k, *plane, cuts=cuts)
