@@ -80,7 +80,7 @@ class Asked:
 CLOCK = 1.7                            # cycles a ns, roughly
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
-FETCHED_BYTES = 40                     # the same, what one multiprocessor fetches (256 x 64 x 100352 in 33 shares)
+FETCHED_BYTES = 40                     # the same, what one fetches of 16-bit operands (256 x 64 x 100352 in 33 shares)
 CLUSTER_BYTES = 3200                   # the same where the blocks of a cluster do
 SECOND_PASS = 5000                     # cycles of a kernel behind another, at least: 3 us to begin and to run, not fitted
 ROW_STATES = 4000                      # cycles of an exchange of states of rows in a cluster, and of waiting; not fitted
@@ -194,7 +194,7 @@ class CostedTile:
         within = self.within
         if shares > within:                            # by way of a workspace: all blocks at once, each with its share
             moved = clusters * lines * LINE * (self.M * m + self.N * n / self.taps)
-            given = min(SHARED_BYTES, FETCHED_BYTES * clusters * tiles * shares)
+            given = min(SHARED_BYTES, FETCHED_BYTES * clusters * tiles * shares) if itemsize == 2 else SHARED_BYTES
             return max(math.ceil(lines / shares) * self.step, moved / given) + self.finish + self.start
         start = self.start + CLUSTERING * math.log2(tiles)
         side_by_side = at_once(tiles * within, device.sm_count)
