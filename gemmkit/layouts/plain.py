@@ -376,7 +376,7 @@ class Swizzled(SharedLayout):
         """Where a coordinate of a shared tile lies, in elements."""
         along, across = coord[self.axis], coord[1 - self.axis]
         linear = across * self.line + along % self.line
-        return self.lines_to(along // self.line, leading) * self.line + self.swizzle(linear)  # type: ignore[no-any-return]
+        return along // self.line * (leading * self.line) + self.swizzle(linear)  # type: ignore[no-any-return]
 
     origin = 0                         # the line at which the first panel begins
 

@@ -283,13 +283,13 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
 
 
 def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
-    """Beside a table's mappings those whose tiles are as deep as the taps of a window, or as wide, that share their lines
-    (`gemmkit.layouts.Sliding`)."""
+    """In place of a table's mappings those whose tiles are as deep as the taps of a window, that share their lines, or beside
+    them those as wide (`gemmkit.layouts.Sliding`)."""
     of_a, of_b = (getattr(x, "slide", None) for x in (a, b))
     if of_a:
         line = a.longest_line * a.dtype.itemsize
         rows = (row for row in tables.SLIDING if row[0] * line <= tables.SLIDING_BYTES)
-        return dataclasses.replace(table, mappings=mappings_of(rows, depth=of_a[0] * line) + table.mappings)
+        return dataclasses.replace(table, mappings=mappings_of(rows, depth=of_a[0] * line))
     if of_b:
         N = of_b[0] * b.longest_line
         wide = ((M, N, "cooperative", M // 16, (1, 1), step * N, 8000, 0) for M, step in tables.SLIDING_WORKSPACE)
