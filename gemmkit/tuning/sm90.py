@@ -283,8 +283,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
 
 
 def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
-    """In place of a table's mappings those whose tiles are as deep as the taps of a window, that share their lines, or beside
-    them those as wide (`gemmkit.layouts.Sliding`)."""
+    """In place of a table's mappings those whose tiles are as deep as the taps of a window, which share their lines
+    (`gemmkit.layouts.Sliding`), or beside its shares those as wide."""
     of_a, of_b = (getattr(x, "slide", None) for x in (a, b))
     if of_a:
         line = a.longest_line * a.dtype.itemsize
