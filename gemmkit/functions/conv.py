@@ -28,10 +28,11 @@ import numpy as np
 from gemmkit.epilogues import GELU, Bias, Clamp, Default, Elementwise, Epilogue, ReLU, Saturate, Scale, SiLU, Tanh
 from gemmkit.functions.matmul import matmul
 from gemmkit.lang.checks import check_dtype
-from gemmkit.layouts import Im2col, Matricised
+from gemmkit.layouts import Im2col, Matricised, Positions, PositionsAcross
 from gemmkit.plans.problem import asked_dtype, check_places
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, shares_memory, strided
 from gemmkit.runtime.device import target
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.shapes import NOTHING, merged
 from gemmkit.tuning.operators import new_dtype
 
@@ -114,7 +115,9 @@ def conv(x: Any, w: Any, c: Any = None, *, stride: Any = 1, padding: Any = 0, di
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, "conv")
     out, of_out = _result("conv", x, out, of_out, shape, asked, epilogue, infos["x"], infos["w"], how)
     _check_shapes("conv", {"c": (of_c, shape)})
-    recipe = _forward(how, _places(infos["x"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out))
+    taps = how.last(infos["w"].shape)[1:-1]
+    slides = _slides(how, infos["x"], taps, infos["w"].shape[0] <= NARROW, (of_c, of_out), epilogue)
+    recipe = _forward(how, _places(infos["x"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out), slides)
     _launch([recipe], (x, infos["x"]), (w, infos["w"]), (c, of_c), (out, of_out), epilogue, precision, stream)
     return out
 
@@ -167,7 +170,11 @@ def conv_input_gradient(shape: Sequence[int], w: Any, gradient: Any, c: Any = No
                          "is a product with rows of its own; apply it by a call of its own")
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
     out, of_out = _result(name, gradient, out, of_out, of_x, asked, epilogue, infos["gradient"], infos["w"], how)
-    recipes = _of_input(how, _places(infos["gradient"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out))
+    (_, *taps, channels) = how.last(infos["w"].shape)
+    is_narrow = max(how.stride) == 1 and channels <= NARROW
+    slides = _slides(how, infos["gradient"], taps, is_narrow, (of_c, of_out), epilogue)
+    recipes = _of_input(how, _places(infos["gradient"]), _places(infos["w"]), of_c and _places(of_c), _places(of_out),
+                        slides)
     _launch(recipes, (gradient, infos["gradient"]), (w, infos["w"]), (c, of_c), (out, of_out), epilogue, precision,
             stream)
     return out
@@ -179,7 +186,7 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
     """The gradient of `conv`'s w, of ``shape``, from that of its result: each tap's sums over all positions.
 
     Args:
-        x: as `conv` takes it.
+        x: as `conv` takes it. With few channels an infinite element or a NaN may make all taps of its channel NaN.
         shape: that of w, in the order of ``layout``.
         gradient: that of the result of `conv`, of its shape and x's dtype.
         c: of ``shape``, added; it may be out itself. None adds nothing.
@@ -216,7 +223,9 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
                          "c": (of_c, of_w)})
     asked = asked_dtype({} if dtype is None else {"dtype": dtype}, None, of_out, name)
     out, of_out = _result(name, x, out, of_out, of_w, asked, None, infos["x"], infos["gradient"], how)
-    recipe = _of_weights(how, _places(infos["x"]), _places(infos["gradient"]), of_c and _places(of_c), _places(of_out))
+    slides = _slides(how, infos["x"], how.last(of_w)[1:-1], of_w[0] <= LOW, (infos["gradient"],))
+    recipe = _of_weights(how, _places(infos["x"]), _places(infos["gradient"]), of_c and _places(of_c), _places(of_out),
+                         slides)
     _launch([recipe], (gradient, infos["gradient"]), (x, infos["x"]), (c, of_c), (out, of_out), None, precision,
             stream)
     return out
@@ -334,6 +343,24 @@ def _sees_rows(stage: Epilogue) -> bool:
     return not isinstance(stage, OF_VALUES)
 
 
+#: Columns of a tile, or rows of a gradient of w, that are so few that the L2 limits it, which gives each window once; and
+#: the most elements of the taps that a tile holds together.
+NARROW, LOW, TOGETHER = 32, 64, 256
+
+
+def _slides(how: Convolution, read: ArrayInfo, taps: Sequence[int], is_narrow: bool, others: Sequence[ArrayInfo | None],
+            epilogue: Epilogue | None = None) -> bool:
+    """Whether taps along the fastest dimension are to see the lines of each other's positions in shared memory
+    (`Im2col.slide`): on Hopper, of few channels that TMA brings."""
+    channels, unit, size = how.last(read.shape)[-1], how.last(read.strides)[-1], read.dtype.itemsize
+    fits = channels * size in (32, 64, 128) and 1 < taps[-1] <= TOGETHER // channels
+    if not (is_narrow and fits and unit == how.stride[-1] == how.groups == 1 and size == 2
+            and target(read.device).arch[0] == 9 and not any(map(_sees_rows, epilogue.stages() if epilogue else ()))):
+        return False
+    axis = len(read.shape) - 1 if how.is_last else 1
+    return all(y is None or (how.last(y.strides)[-1] == 1 and why_not(y, axis) is None) for y in (read, *others))
+
+
 def _result(name: str, like: Any, out: Any, of_out: ArrayInfo | None, shape: tuple[int, ...], dtype: np.dtype | None,
             epilogue: Epilogue | None, a: ArrayInfo, b: ArrayInfo, how: Convolution) -> tuple[Any, ArrayInfo]:
     """The result's array: as it is given, or a new one, whose channels lie as those of ``like``."""
@@ -403,16 +430,19 @@ def _joined(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _windows(places: Places, how: Convolution, positions: Sequence[int], taps: Sequence[int],
-             steps: Sequence[tuple[int, int, int]], taps_first: bool) -> PlacedView:
-    """The matrix of an array's windows: (stride, step, start) along each spatial dimension."""
+             steps: Sequence[tuple[int, int, int]], taps_first: bool, spare: int = 0,
+             kind: type[Im2col] = Im2col) -> PlacedView:
+    """The matrix of an array's windows: (stride, step, start) along each spatial dimension; so many positions of each line
+    are ``spare``."""
     shape, strides, dtype = how.last(places[0]), how.last(places[1]), places[2]
     shape = (*shape[:-1], shape[-1] // how.groups)
     is_pointwise = all(t == stride == 1 and start == 0 for t, (stride, _, start) in zip(taps, steps))
-    if is_pointwise and shape[1:-1] == tuple(positions):
+    positions = (*positions[:-1], positions[-1] + spare)
+    if is_pointwise and shape[1:-1] == positions:
         return _matrix(dtype, list(zip(shape, strides))[-2::-1], [(shape[-1], strides[-1])], shape[-1] * strides[-1],
                        how.groups)
     own = ArrayInfo(0, shape, strides, dtype, 0, False, "")
-    layout = Im2col.of(own, tuple(positions), tuple(taps), tuple(steps), taps_first)
+    layout = kind.of(own, positions, tuple(taps), tuple(steps), taps_first, spare)
     if how.groups > 1:
         return PlacedView(None, (how.groups, *shape), (shape[-1] * strides[-1], *strides), layout)
     return PlacedView(None, shape, strides, layout)
@@ -424,26 +454,32 @@ def _taps_first(x: Places, w: Places, how: Convolution) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Places) -> ConvProduct:
+def _forward(how: Convolution, x: Places, w: Places, c: Places | None, out: Places, slides: bool = False) -> ConvProduct:
     (_, *spatial, _), (filters, *taps, depth) = how.last(x[0]), how.last(w[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     first = _taps_first(x, w, how)
-    a = _windows(x, how, how.positions(spatial, taps), taps, steps, first)
+    spare = (taps[-1] - 1) * how.dilation[-1] if slides else 0
+    a = _windows(x, how, how.positions(spatial, taps), taps, steps, first, spare)
     (of_filters, *of_taps, of_depth), each = how.last(w[1]), filters // how.groups
     inner = [(depth, of_depth)], list(zip(taps, of_taps))[::-1]
     b = _matrix(w[2], [*inner[first], *inner[not first]], [(each, of_filters)], each * of_filters, how.groups)
-    return ConvProduct(a, b, c and _positions(c, how), _positions(out, how))
+    return ConvProduct(a, b, c and _positions(c, how, spare=spare), _positions(out, how, spare=spare))
 
 
-def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None = None) -> PlacedView:
-    """The matrix of all positions and channels of an array."""
+def _positions(places: Places, how: Convolution, begin: tuple[int, ...] | None = None, spare: int = 0,
+               kind: type[Im2col] = Positions) -> PlacedView:
+    """The matrix of all positions and channels of an array, and so many ``spare`` ones of each line."""
+    if spare:
+        positions = how.last(places[0])[1:-1]
+        return _windows(places, how, positions, [1] * len(positions), [(1, 1, 0)] * len(positions), False, spare, kind)
     *rows, (channels, step) = zip(how.last(places[0]), how.last(places[1]))
     each = channels // how.groups
     return _matrix(places[2], rows[::-1], [(each, step)], each * step, how.groups, begin)
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, out: Places) -> tuple[ConvProduct, ...]:
+def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, out: Places,
+              slides: bool = False) -> tuple[ConvProduct, ...]:
     """A product for each class of positions: those that are equal modulo the stride."""
     (_, *spatial, _), (filters, *taps, depth) = how.last(out[0]), how.last(w[0])
     (of_filters, *of_taps, of_depth), each = how.last(w[1]), filters // how.groups
@@ -455,9 +491,10 @@ def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, o
         seen = [_taps_of(phase, t, stride, before, dilation) for phase, t, stride, (before, _), dilation
                 in zip(phases, taps, how.stride, how.padding, how.dilation)]
         extents = [-(-(extent - phase) // stride) for extent, phase, stride in zip(spatial, phases, how.stride)]
-        d, of_c = (y and _class_of(y, how, phases, extents) for y in (out, c))
         counts = [count for _, _, count, _, _ in seen]
-        a = _windows(gradient, how, extents, counts, [(1, step, start) for *_, step, start in seen], first)
+        spare = (counts[-1] - 1) * abs(seen[-1][3]) if slides else 0
+        a = _windows(gradient, how, extents, counts, [(1, step, start) for *_, step, start in seen], first, spare)
+        d, of_c = (y and _class_of(y, how, phases, extents, spare) for y in (out, c))
         of_seen = [(count, step * stride) for (_, step, count, _, _), stride in zip(seen, of_taps)]
         inner = [(each, of_filters)], of_seen[::-1]
         b = _matrix(w[2], [*inner[first], *inner[not first]], [(depth, of_depth)], each * of_filters, how.groups,
@@ -467,12 +504,12 @@ def _of_input(how: Convolution, gradient: Places, w: Places, c: Places | None, o
     return tuple(found)
 
 
-def _class_of(places: Places, how: Convolution, phases: Sequence[int], extents: Sequence[int]) -> PlacedView:
+def _class_of(places: Places, how: Convolution, phases: Sequence[int], extents: Sequence[int], spare: int) -> PlacedView:
     """The matrix of a class of positions."""
     (images, *_, channels), (first, *steps, last) = how.last(places[0]), how.last(places[1])
     own = (first, *(step * stride for step, stride in zip(steps, how.stride)), last)
     return _positions((how.as_given((images, *extents, channels)), how.as_given(own), places[2]), how,
-                      how.as_given((0, *phases, 0)))
+                      how.as_given((0, *phases, 0)), spare)
 
 
 def _taps_of(phase: int, taps: int, stride: int, before: int, dilation: int) -> tuple[int, int, int, int, int]:
@@ -491,14 +528,19 @@ def _taps_of(phase: int, taps: int, stride: int, before: int, dilation: int) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places) -> ConvProduct:
+def _of_weights(how: Convolution, x: Places, gradient: Places, c: Places | None, out: Places,
+                slides: bool = False) -> ConvProduct:
     (_, *spatial, _), (filters, *taps, _) = how.last(x[0]), how.last(out[0])
     steps = [(stride, dilation, -before) for stride, dilation, (before, _) in zip(how.stride, how.dilation, how.padding)]
     *positions, (_, of_filters) = zip(how.last(gradient[0]), how.last(gradient[1]))
     each = filters // how.groups
-    a = _matrix(gradient[2], [(each, of_filters)], positions[::-1], each * of_filters, how.groups)
+    spare = (taps[-1] - 1) * how.dilation[-1] if slides else 0
+    if slides:
+        a = _positions(gradient, how, spare=spare, kind=PositionsAcross)
+    else:
+        a = _matrix(gradient[2], [(each, of_filters)], positions[::-1], each * of_filters, how.groups)
     first = _taps_first(x, out, how)
-    b = _windows(x, how, how.positions(spatial, taps), taps, steps, first)
+    b = _windows(x, how, how.positions(spatial, taps), taps, steps, first, spare)
     d, of_c = (y and _filters(y, how, first) for y in (out, c))
     assert d is not None
     return ConvProduct(a, b, of_c, d)

@@ -8,8 +8,9 @@ __all__ = [
     "ArrayLayout", "Boxed", "ColMajor", "ColumnInterleaved", "Concat", "Diagonal", "DiagonalMatrix", "Discard",
     "Discarded", "Embedded", "Folded", "Gather", "Gathered", "Generated", "GeneratedMatrix", "GlobalLayout",
     "GroupQuantised", "Im2col", "Interleaved", "InterleavedColumns", "Joined", "Layout", "Matricised", "Matrix", "Packed",
-    "Padded", "Plain", "Planar", "Planes", "ResultLayout", "RowMajor", "Scatter", "Scattered", "SharedLayout",
-    "Swizzled", "Symmetric", "SymmetricMatrix", "Triangular", "TriangularMatrix", "Zero",
+    "Padded", "Plain", "Planar", "Planes", "Positions", "PositionsAcross", "ResultLayout", "RowMajor", "Scatter",
+    "Scattered", "SharedLayout", "Sliding", "Swizzled", "Symmetric", "SymmetricMatrix", "Triangular", "TriangularMatrix",
+    "Zero",
 ]
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
         SymmetricMatrix,
         TriangularMatrix,
     )
-    from gemmkit.layouts.plain import Boxed, ColMajor, Discarded, Packed, Padded, Plain, RowMajor, Swizzled, Zero
+    from gemmkit.layouts.plain import Boxed, ColMajor, Discarded, Packed, Padded, Plain, RowMajor, Sliding, Swizzled, Zero
     from gemmkit.layouts.planes import Embedded, Interleaved, Planar, Planes
     from gemmkit.layouts.quantised import GroupQuantised
     from gemmkit.layouts.structured import Diagonal, Generated, Symmetric, Triangular
-    from gemmkit.layouts.tensor import Im2col, Matricised
+    from gemmkit.layouts.tensor import Im2col, Matricised, Positions, PositionsAcross
 else:
     __getattr__, __dir__ = public_names(globals())

@@ -378,6 +378,12 @@ class Swizzled(SharedLayout):
         linear = across * self.line + along % self.line
         return along // self.line * (leading * self.line) + self.swizzle(linear)  # type: ignore[no-any-return]
 
+    origin = 0                         # the line at which the first panel begins
+
+    def lines_to(self, panel: int, lines: int) -> int:
+        """How many lines a panel begins behind the first, in a tile of so many lines."""
+        return panel * lines
+
     # A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an
     # access for each of its chunks. `get_config` refuses tiles of threads that are neither.
 
@@ -413,6 +419,50 @@ class Swizzled(SharedLayout):
 
     def __repr__(self) -> str:
         return f"Swizzled({self.layout!r}, {self.width})"
+
+
+@dataclass(frozen=True)
+class Sliding(Swizzled):
+    """A swizzled tile whose ``panels`` overlap: each is the same lines, ``step`` lines on (back, if it is negative).
+
+    It holds a convolution's windows: each position is a line, and each tap a panel, which sees the line of another position.
+    TMA brings a line once for all taps (`gemmkit.layouts.Im2col.slide`); the tile is for tensor cores alone.
+
+    >>> from gemmkit.layouts import RowMajor
+    >>> layout = Sliding(RowMajor("float16"), 64, panels=3, step=1)      # three taps of 32 channels
+    >>> layout.lines(64), [layout.position((8, 32 * tap), 64) for tap in range(3)]
+    (72, [256, 288, 320])
+    """
+
+    panels: int
+    step: int
+
+    def __init__(self, layout: Plain, width: int = 128, *, panels: int, step: int):
+        super().__init__(layout, width)
+        object.__setattr__(self, "panels", panels)
+        object.__setattr__(self, "step", step)
+
+    @property
+    def origin(self) -> int:                               # type: ignore[override]
+        return (self.panels - 1) * max(0, -self.step)
+
+    def lines_to(self, panel: int, lines: int) -> int:
+        return panel * self.step
+
+    def lines(self, across: int) -> int:
+        """Lines of a tile: whole patterns of the swizzle."""
+        return -(-(across + (self.panels - 1) * abs(self.step)) // 8) * 8
+
+    def position(self, coord: tuple[int, ...], leading: int) -> int:
+        along, across = coord[self.axis], coord[1 - self.axis]
+        line = self.origin + self.lines_to(along // self.line, leading) + across
+        return self.swizzle(line * self.line + along % self.line)        # type: ignore[no-any-return]
+
+    def physical_size(self, rows: int, columns: int) -> int:
+        return self.lines((rows, columns)[1 - self.axis]) * self.line
+
+    def __repr__(self) -> str:
+        return f"Sliding({self.layout!r}, {self.width}, panels={self.panels}, step={self.step})"
 
 
 def _ahead(layout: Swizzled, tile: Tile, n: int, leading: int) -> int:

@@ -19,6 +19,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
+from gemmkit.layouts.plain import Sliding, Swizzled
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import interleave_words, load_global, load_words, near, store_global
@@ -207,6 +208,12 @@ class Matricised(GlobalLayout, ResultLayout):
         """As that of `Im2col`; 0 where lines are not brought in boxes."""
         modes = self.columns if self.axis == 1 else self.rows
         return int(modes.extent) if self.boxes and not modes.is_last else 0
+
+    @property
+    def box_lines(self) -> int:
+        """How many lines a box has at most; 0: any number."""
+        modes = self.rows if self.axis == 1 else self.columns
+        return 0 if modes.is_last else int(modes.extent)
 
     def box_refusal(self, line: int, lines: int) -> str | None:
         """Why TMA cannot bring boxes of so many elements along `axis`, and lines across; None if it can."""
@@ -413,10 +420,13 @@ class Im2col(GlobalLayout):
     is_padded: bool = True
     near: bool = False
     taps_first: bool = False
+    spare: int = 0
 
-    @staticmethod
-    def of(array: ArrayInfo, positions: tuple[int, ...], taps: tuple[int, ...], steps: tuple[tuple[int, int, int], ...],
-           taps_first: bool = False) -> Im2col:
+    channel_axis = 1                   # the matrix's axis along which channels are neighbours
+
+    @classmethod
+    def of(cls, array: ArrayInfo, positions: tuple[int, ...], taps: tuple[int, ...], steps: tuple[tuple[int, int, int], ...],
+           taps_first: bool = False, spare: int = 0) -> Im2col:
         """Of an array (N, ..., C): ``positions`` and ``taps`` of each spatial dimension, and (stride, step, start)."""
         (count, *spatial, channels), unit = array.shape, array.strides[-1]
         windows = Windows.of(tuple((extent, *step) for extent, step in zip(spatial, steps))[::-1], taps[::-1])
@@ -424,10 +434,11 @@ class Im2col(GlobalLayout):
                         or (p - 1) * stride + start + max(0, (t - 1) * step) >= extent
                         for extent, p, t, (stride, step, start) in zip(spatial, positions, taps, steps))
         columns = (*taps[::-1], channels) if taps_first else (channels, *taps[::-1])
-        axis = 1 if unit == 1 and channels > 1 and not taps_first else 0 if array.strides[-2] == 1 else None
-        vector = math.gcd(16, channels) if axis == 1 else 1
-        return Im2col(array.dtype, Modes.of((*positions[::-1], count)), Modes.of(columns), windows, axis, vector, is_padded,
-                      _span(array) < NEAR, taps_first)
+        is_last = unit == 1 and channels > 1 and not taps_first
+        axis = cls.channel_axis if is_last else 0 if array.strides[-2] == 1 else None
+        vector = math.gcd(16, channels) if is_last else 1
+        return cls(array.dtype, Modes.of((*positions[::-1], count)), Modes.of(columns), windows, axis, vector, is_padded,
+                   _span(array) < NEAR, taps_first, spare)
 
     def __repr__(self) -> str:
         return (f"Im2col({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.windows.dimensions()}, "
@@ -441,14 +452,19 @@ class Im2col(GlobalLayout):
     def channel(self, column: Any) -> Any:
         return column[-1] if self.taps_first else column[0]
 
+    def modes(self, i: int, j: int) -> tuple[Any, ...]:
+        """The position and image of row i, column j, and its channel and tap."""
+        return self.rows.split(i), self.columns.split(j)
+
     def place(self, i: int, j: int) -> tuple[Any, ...]:
         """Where row i, column j lies in the array, or would lie."""
-        row, column = self.rows.split(i), self.columns.split(j)
+        row, column = self.modes(i, j)
         return join(((row[-1],), self.windows.at(row[:-1], self.taps(column)), (self.channel(column),)))
 
     def contains(self, i: int, j: int) -> Any:
         """Whether the array has an element for row i, column j."""
-        return self.windows.contain(self.rows.split(i)[:-1], self.taps(self.columns.split(j)))
+        row, column = self.modes(i, j)
+        return self.windows.contain(row[:-1], self.taps(column))
 
     def view(self, data: View) -> Any:
         return near(data) if self.near else data
@@ -515,7 +531,7 @@ class Im2col(GlobalLayout):
     @property
     def unit(self) -> int:
         """The array's dimension along which lines are moved."""
-        return self.ndim - 1 if self.axis == 1 else self.ndim - 2
+        return self.ndim - 1 if self.axis == self.channel_axis else self.ndim - 2
 
     @property
     def itemsize(self) -> int:
@@ -536,7 +552,24 @@ class Im2col(GlobalLayout):
     @property
     def longest_line(self) -> int:                         # type: ignore[override]
         """How many neighbours along `vector_axis` are neighbours in memory, from a multiple of as many on."""
-        return int(self.columns.extent) if self.axis == 1 else 1
+        return int(self.columns.extent) if self.axis == self.channel_axis else 1
+
+    @property
+    def slide(self) -> tuple[int, int] | None:
+        """Where taps along the fastest dimension see lines of each other's positions: how many taps, and how many positions
+        on the next one's line is. Positions at a line's end would see those of the next line, and must be ``spare``."""
+        (_, stride, step, _, _), *_ = self.windows.dimensions()
+        taps = 1 if self.taps_first else int(self.columns.extents()[1])
+        slides = self.axis == self.channel_axis and taps > 1 and stride == 1 and self.spare >= (taps - 1) * abs(step)
+        return (taps, int(step)) if slides else None
+
+    def fills(self, shared: Swizzled, tile: Tile, k_axis: int) -> bool:
+        """Whether the panels of a block's tile are all taps along the fastest dimension. (Matrix descriptors have no
+        negative distances, and need one from panel to panel where lines lie across K.)"""
+        if not isinstance(shared, Sliding):
+            return False
+        are_taps = self.slide == (shared.panels, shared.step) and (shared.step > 0 or shared.axis == k_axis)
+        return are_taps and shared.line == self.longest_line and tile.extents[shared.axis] == shared.panels * shared.line
 
     @property
     def run(self) -> int:
@@ -567,7 +600,7 @@ class Im2col(GlobalLayout):
 
     def box_refusal(self, line: int, lines: int) -> str | None:
         """Why TMA cannot bring boxes of so many columns and rows; None if it can."""
-        if self.axis != 1:
+        if self.axis != self.channel_axis:
             return "its channels are not neighbours in memory"
         if self.columns.extent % line:
             return f"a line of {line} channels reaches beyond a tap's {self.columns.extent}"
@@ -594,3 +627,44 @@ class Im2col(GlobalLayout):
     def box(self, line: int, lines: int, swizzle: int) -> TensorMapSpec:
         """The tensor map of boxes of so many columns and rows."""
         return TensorMapSpec(self.dtype, (line, lines, *(1,) * (self.ndim - 2)), swizzle, self._window())
+
+
+@dataclass(frozen=True)
+class Positions(Im2col, ResultLayout):
+    """A result with a row for each position and a column for each channel. Positions out of the array are not stored."""
+
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
+        if self.contains(i, j):
+            self.view(data)[self.place(i, j)] = value
+
+    def store(self, data: Any, tile: Any, values: Elements, shape: StackShape) -> None:
+        if self.axis == 1 and tile.size[1] == tile.count and self.vector % tile.count == 0:
+            if self.contains(tile.index[0], tile.index[1]):
+                store_global(self.view(data), self.unit, self.place(tile.index[0], tile.index[1]),
+                             fill(INDEX, self.ndim, 0), values)
+        else:
+            store_elements(self, data, tile, values, shape)
+
+
+@dataclass(frozen=True)
+class PositionsAcross(Im2col):
+    """The transpose of windows of one tap: a row for each channel, a column for each position."""
+
+    channel_axis = 0
+
+    def modes(self, i: int, j: int) -> tuple[Any, ...]:
+        return self.rows.split(j), self.columns.split(i)
+
+    def box_at(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
+        row = self.rows.split(j)
+        return join(((i,), self.windows.bases(row[:-1]), (row[-1],)))
+
+    def box_offsets(self, i: int, j: int, columns: int) -> tuple[Any, ...]:
+        return fill(INDEX, self.ndim - 2, 0)
+
+    @property
+    def is_separable(self) -> bool:
+        return False
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return Im2col.extents(self, array)[::-1]

@@ -304,5 +304,5 @@ def within(layout: Swizzled, coord: tuple[int, int], size: Coord) -> int:
     """How many bytes a coordinate lies into a swizzled tile, at a corner of the hardware's pattern: there the swizzle, which
     is of the address, changes nothing in the way to it."""
     along, across = coord[layout.axis], coord[1 - layout.axis]
-    return (along // layout.line * size[1 - layout.axis] * layout.line + across * layout.line
-            + along % layout.line) * layout.itemsize
+    line = layout.lines_to(along // layout.line, size[1 - layout.axis]) + across
+    return (line * layout.line + along % layout.line) * layout.itemsize

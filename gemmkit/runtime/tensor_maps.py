@@ -72,8 +72,10 @@ class TensorMapSpec(Component):
         size, rows = self.dtype.itemsize, self.box
         if size not in (1, 2, 4, 8):
             raise TypeError(f"TensorMapSpec(dtype={self.dtype}): TMA moves elements of 1, 2, 4 or 8 bytes")
-        if not 1 <= len(rows) <= 5 or not all(1 <= extent <= 256 for extent in rows):
-            raise ValueError(f"TensorMapSpec(box={rows}): 1 to 5 extents from 1 to 256 are needed")
+        most = 256, (256 if self.window is None else 1024), 256, 256, 256
+        if not 1 <= len(rows) <= 5 or not all(1 <= extent <= limit for extent, limit in zip(rows, most)):
+            raise ValueError(f"TensorMapSpec(box={rows}): 1 to 5 extents from 1 to 256 are needed, or 1024 of a window's "
+                             "positions")
         if rows[0] * size % 16:
             raise ValueError(f"TensorMapSpec(box={rows}): its rows have {rows[0] * size} bytes; a multiple of 16 is needed")
         if self.swizzle not in SWIZZLES:

@@ -41,10 +41,24 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import simt, sm80, sm90, tables
-from gemmkit.tuning.model import CLOCK, LINE, Asked, CostedTile, Proposal, Sizes, by_workspace, fastest
+from gemmkit.tuning.model import (
+    CLOCK,
+    ELEMENTS,
+    LINE,
+    VECTORS,
+    WORDS,
+    Asked,
+    CostedTile,
+    Proposal,
+    RowAlignment,
+    Sizes,
+    by_workspace,
+    fastest,
+    is_copied,
+)
 from gemmkit.tuning.operators import EIGHT, SIXTEEN, accumulator_for, algebra_of, operator_for
 from gemmkit.tuning.sm80 import copied, of_half
-from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, RowAlignment, can_share, is_unaligned, is_untouched
+from gemmkit.tuning.sm90 import MAPPING_FIELDS, can_share, is_unaligned, is_untouched
 from gemmkit.tuning.store import is_as_new
 
 
@@ -279,8 +293,8 @@ def _multistage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: S
     if a.dtype in SIXTEEN:
         of_a, of_b = infos
         if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
-                and sm90.is_copied(of_a, of_b)):
-            table = sm80.copied(sm90.RowAlignment.of(a, b, of_a, of_b, None, sizes[1]))
+                and is_copied(of_a, of_b)):
+            table = sm80.copied(RowAlignment.of(a, b, of_a, of_b, None, sizes[1]))
         else:
             table = (*table, sm80.SKINNY)
     boxed = None if given is not None else sm80.combed_operand(a, b, dict(zip("ab", infos)))
@@ -474,7 +488,8 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
 
 def _nanoseconds_of_hoppers(copies: RowAlignment, asked: Asked, device: DeviceInfo, most_shares: float = math.inf) -> float:
     """The least modelled time of Hopper's kernel, with so many shares of K at most."""
-    found = (one for one in copies.hoppers(asked.sizes, device, asked.products) if one.shares <= most_shares)
+    listed = copies.hoppers(sm90.BY_ELEMENTS, asked.sizes, device, asked.products)
+    found = (one for one in listed if one.shares <= most_shares)
     return min(one.cycles(asked.sizes, device, 2, None, asked.products) for one in found) / CLOCK
 
 

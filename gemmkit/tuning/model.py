@@ -34,7 +34,7 @@ from gemmkit.kernels.collectives.scheduler import Grouped, HalfOfTiles, Hilbert,
 from gemmkit.kernels.collectives.split_k import LEAST, StreamK, division, takes_slices
 from gemmkit.kernels.sm90.exchange import in_one_cluster
 from gemmkit.layouts import ArrayLayout, Plain, RowMajor
-from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import AccumulatorRule
@@ -80,6 +80,7 @@ class Asked:
 CLOCK = 1.7                            # cycles a ns, roughly
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
+FETCHED_BYTES = 40                     # the same, what one fetches of 16-bit operands (256 x 64 x 100352 in 33 shares)
 CLUSTER_BYTES = 3200                   # the same where the blocks of a cluster do
 SECOND_PASS = 5000                     # cycles of a kernel behind another, at least: 3 us to begin and to run, not fitted
 ROW_STATES = 4000                      # cycles of an exchange of states of rows in a cluster, and of waiting; not fitted
@@ -155,6 +156,7 @@ class CostedTile:
     depth: int = LINE                  # bytes of K in a stage
     is_half: bool = False              # of a symmetric D: tiles on one side of the diagonal alone are computed
     packed: int = 1                    # how many elements of the first operand take the bytes of one
+    taps: int = 1                      # of the second operand: taps that share lines
 
     @cached_property
     def tiles(self) -> int:
@@ -191,8 +193,9 @@ class CostedTile:
         lines = k_tiles * self.depth / LINE
         within = self.within
         if shares > within:                            # by way of a workspace: all blocks at once, each with its share
-            moved = clusters * lines * LINE * (self.M * m + self.N * n)
-            return max(math.ceil(lines / shares) * self.step, moved / SHARED_BYTES) + self.finish + self.start
+            moved = clusters * lines * LINE * (self.M * m + self.N * n / self.taps)
+            given = min(SHARED_BYTES, FETCHED_BYTES * clusters * tiles * shares) if itemsize == 2 else SHARED_BYTES
+            return max(math.ceil(lines / shares) * self.step, moved / given) + self.finish + self.start
         start = self.start + CLUSTERING * math.log2(tiles)
         side_by_side = at_once(tiles * within, device.sm_count)
         if isinstance(self.splits, StreamK):
@@ -281,7 +284,8 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
     found: list[CostedTile] = []
     for one in mappings:
         m, n = one.cluster
-        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N:       # tiles would be empty
+        is_half = one.N == 2 * sizes[1] and one.taps == 1         # of its sums, which would travel, too
+        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N or is_half:       # tiles would be empty
             continue
         most = min(at_once(one.tiles, device.sm_count) // one.clusters(sizes, products), lines // 2)
         for shares in sorted({most, most // 2, most // 4}, reverse=True):
@@ -399,3 +403,65 @@ def streamed_cycles(tiles: int, k_tiles: int, nbytes: int, step: float, finish: 
         handed += others * (launched * blocks * nbytes / TAKEN_BYTES + SEEN)
     multiplying = STREAM * (share + (tiles - streamed) // launched * k_tiles + PART) * step
     return multiplying + finished * finish + handed + COOPERATIVE
+
+
+# -- rows that TMA does not take --------------------------------------------------------------------------------------
+
+VECTOR, WORD = 16, 4                   # bytes at whose multiples rows begin: of a copy by TMA or a thread; the shortest copy
+VECTORS, PAIRS, WORDS, ELEMENTS = range(4)     # kinds of rows, by where they begin
+
+# Of Hopper's kernel, in cycles (`gemmkit.tuning.model`).
+HOPPERS_START = 3160                   # of a launch
+MULTIPLIED = 0.063                     # of an element of D, a k-tile of 64
+PASSED = (0.0, 0.1, 0.1, 0.22)         # of an element of a k-tile that producer threads pass on
+HOPPERS_STORED = (0.08, 0.12, 0.12, 0.22)      # of an element of D, a wave,
+SHARED_STORED = 0.42                         # and where blocks share K (from 7 products, not fitted)
+
+
+def kind(multiple: int) -> int:
+    """How rows begin that begin at multiples of so many bytes: at vectors, at pairs of words, at words, anywhere.
+
+    >>> kind(128), kind(8), kind(4), kind(2)
+    (0, 1, 2, 3)
+    """
+    return VECTORS if multiple >= VECTOR else PAIRS if multiple >= 2 * WORD else WORDS if multiple >= WORD else ELEMENTS
+
+
+def is_copied(*operands: ArrayInfo) -> bool:
+    """Whether rows of one of them begin elsewhere than at vectors."""
+    return any(kind(alignment(of)) for of in operands)
+
+
+@dataclass(frozen=True)
+class RowAlignment:
+    """How rows of two operands begin, and those of D (`kind`).
+
+    >>> import numpy as np
+    >>> from gemmkit.layouts import RowMajor
+    >>> f16, plain = np.dtype(np.float16), RowMajor("float16")
+    >>> a, b = (ArrayInfo(0, (8, 24), (columns, 1), f16, 0, False, "cai") for columns in (24, 26))
+    >>> RowAlignment.of(plain, plain, a, b, None, 7)
+    RowAlignment(layouts=(RowMajor('float16'), RowMajor('float16')), kinds=(0, 2), of_d=3)
+    """
+
+    layouts: tuple[Plain, Plain]
+    kinds: tuple[int, int]
+    of_d: int
+
+    @classmethod
+    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, out: ArrayInfo | None, columns: int) -> RowAlignment:
+        """Without ``out`` D's rows, of so many elements, follow each other."""
+        nbytes = columns * a.dtype.itemsize
+        rows_of_d = nbytes & -nbytes if out is None else alignment(out)
+        return cls((a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(rows_of_d))
+
+    def hoppers(self, table: Any, sizes: Sizes, device: DeviceInfo, products: int) -> tuple[CostedTile, ...]:
+        """Hopper's kernel's mappings of a `MappingTable` with what they cost."""
+        workspace = tuple(self._hoppers(one, SHARED_STORED) for one in table.workspace)
+        shared = by_workspace(sizes, device, products, workspace, table.least_shared)
+        return (*map(self._hoppers, table.mappings), *shared)
+
+    def _hoppers(self, one: CostedTile, shared: float = 0.0) -> CostedTile:
+        passing = sum(PASSED[of] * across * 64 for of, across in zip(self.kinds, (one.M, one.N)))
+        return dataclasses.replace(one, step=MULTIPLIED * one.M * one.N + passing, start=HOPPERS_START,
+                                   finish=(HOPPERS_STORED[self.of_d] + shared) * one.M * one.N)

@@ -36,19 +36,21 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import simt, tables
 from gemmkit.tuning.model import (
+    ELEMENTS,
     SHARED_WORTH,
     STREAMED_WORTH,
     STREAMING,
     Asked,
     Infos,
     Proposal,
+    RowAlignment,
     Sizes,
     shared_nanoseconds,
     shares_to_try,
     streamed_nanoseconds,
 )
 from gemmkit.tuning.operators import SIXTEEN, tensor_cores
-from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, RowAlignment, is_untouched
+from gemmkit.tuning.sm90 import MAPPING_FIELDS, is_untouched
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by

@@ -41,13 +41,14 @@ from gemmkit.layouts import (
     Plain,
     Planar,
     RowMajor,
+    Sliding,
     Swizzled,
     Zero,
 )
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.base import units
 from gemmkit.operators.wgmma import WGMMAOp
-from gemmkit.runtime.array_info import ArrayInfo, alignment
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
@@ -60,6 +61,7 @@ from gemmkit.tuning.model import (
     CostedTile,
     Infos,
     Proposal,
+    RowAlignment,
     Sizes,
     Supply,
     by_workspace,
@@ -244,11 +246,13 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
+    if table is BY_WINDOWS:
+        table = _sliding(table, a, b)
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
         copies = RowAlignment.of(a, b, of_a, of_b, infos["out"], sizes[1])
-        listed = tuple(one for one in copies.hoppers(sizes, device, products) if always or one.splits == 1)
+        listed = tuple(one for one in copies.hoppers(BY_ELEMENTS, sizes, device, products) if always or one.splits == 1)
     else:
         first, last = _shareable(table, supply is None, a, b)
         workspace = table.workspace
@@ -276,6 +280,21 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return _operator(mapping.N, a.dtype), mapping.fields
+
+
+def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
+    """In place of a table's mappings those whose tiles are as deep as the taps of a window, which share their lines
+    (`gemmkit.layouts.Sliding`), or beside its shares those as wide."""
+    of_a, of_b = (getattr(x, "slide", None) for x in (a, b))
+    if of_a:
+        line = a.longest_line * a.dtype.itemsize
+        rows = (row for row in tables.SLIDING if row[0] * line <= tables.SLIDING_BYTES)
+        return dataclasses.replace(table, mappings=mappings_of(rows, depth=of_a[0] * line))
+    if of_b:
+        N = of_b[0] * b.longest_line
+        wide = ((M, N, "cooperative", M // 16, (1, 1), step * N, 8000, 0) for M, step in tables.SLIDING_WORKSPACE)
+        return dataclasses.replace(table, workspace=mappings_of(wide, taps=of_b[0]) + table.workspace)
+    return table
 
 
 def _of_half(listed: tuple[CostedTile, ...]) -> tuple[CostedTile, ...]:
@@ -525,6 +544,7 @@ class Lying:
     is_along: bool
     slots: int
     longest: int
+    slide: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
@@ -533,7 +553,7 @@ class Lying:
                  or layout.stored is not None)
         # Only 16-bit operands can be contiguous across K.
         return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1),
-                   layout.longest_line)
+                   layout.longest_line, getattr(layout, "slide", None))
 
     def lies_along(self, across: int) -> bool:
         """Whether its lines lie along K in a tile with ``across`` rows of A, or columns of B."""
@@ -546,8 +566,11 @@ class Lying:
         return _width(extent * self.dtype.itemsize if line < NARROWEST else line)
 
     def layout(self, across: int, depth: int) -> Swizzled:
-        axis = self.k_axis if self.lies_along(across) else 1 - self.k_axis
-        return _swizzled(axis, self.dtype, self.width(across, depth))
+        is_along = self.lies_along(across)
+        found = _swizzled(self.k_axis if is_along else 1 - self.k_axis, self.dtype, self.width(across, depth))
+        if self.slide and (found.line, depth if is_along else across) == (self.longest, self.slide[0] * self.longest):
+            return Sliding(found.layout, found.width, panels=self.slide[0], step=self.slide[1])
+        return found
 
     def divides(self, across: int, depth: int, peers: int) -> bool:
         """Whether so many blocks of a cluster can each load a part of the tile."""
@@ -671,68 +694,6 @@ def split(values: dict[str, Any]) -> None:
         shared = values[f"shared_{name}_layout"]
         if isinstance(shared, Swizzled) and shared.dtype in part_dtypes(values[f"global_{name}_layout"].dtype):
             values[f"shared_{name}_layout"] = algebra.split(shared, algebra.number_dtype(shared.dtype))
-
-
-# -- rows that TMA does not take --------------------------------------------------------------------------------------
-
-VECTOR, WORD = 16, 4                   # bytes at whose multiples rows begin: of a copy by TMA or a thread; the shortest copy
-VECTORS, PAIRS, WORDS, ELEMENTS = range(4)     # kinds of rows, by where they begin
-
-# Of Hopper's kernel, in cycles (`gemmkit.tuning.model`).
-HOPPERS_START = 3160                   # of a launch
-MULTIPLIED = 0.063                     # of an element of D, a k-tile of 64
-PASSED = (0.0, 0.1, 0.1, 0.22)         # of an element of a k-tile that producer threads pass on
-HOPPERS_STORED = (0.08, 0.12, 0.12, 0.22)      # of an element of D, a wave,
-SHARED_STORED = 0.42                         # and where blocks share K (from 7 products, not fitted)
-
-
-def kind(multiple: int) -> int:
-    """How rows begin that begin at multiples of so many bytes: at vectors, at pairs of words, at words, anywhere.
-
-    >>> kind(128), kind(8), kind(4), kind(2)
-    (0, 1, 2, 3)
-    """
-    return VECTORS if multiple >= VECTOR else PAIRS if multiple >= 2 * WORD else WORDS if multiple >= WORD else ELEMENTS
-
-
-def is_copied(*operands: ArrayInfo) -> bool:
-    """Whether rows of one of them begin elsewhere than at vectors."""
-    return any(kind(alignment(of)) for of in operands)
-
-
-@plain_dataclass(frozen=True)
-class RowAlignment:
-    """How rows of two operands begin, and those of D (`kind`).
-
-    >>> import numpy as np
-    >>> from gemmkit.layouts import RowMajor
-    >>> f16, plain = np.dtype(np.float16), RowMajor("float16")
-    >>> a, b = (ArrayInfo(0, (8, 24), (columns, 1), f16, 0, False, "cai") for columns in (24, 26))
-    >>> RowAlignment.of(plain, plain, a, b, None, 7)
-    RowAlignment(layouts=(RowMajor('float16'), RowMajor('float16')), kinds=(0, 2), of_d=3)
-    """
-
-    layouts: tuple[Plain, Plain]
-    kinds: tuple[int, int]
-    of_d: int
-
-    @classmethod
-    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, out: ArrayInfo | None, columns: int) -> RowAlignment:
-        """Without ``out`` D's rows, of so many elements, follow each other."""
-        nbytes = columns * a.dtype.itemsize
-        rows_of_d = nbytes & -nbytes if out is None else alignment(out)
-        return cls((a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(rows_of_d))
-
-    def hoppers(self, sizes: Sizes, device: DeviceInfo, products: int) -> tuple[CostedTile, ...]:
-        """Hopper's kernel's mappings with what they cost."""
-        workspace = tuple(self._hoppers(one, SHARED_STORED) for one in BY_ELEMENTS.workspace)
-        shared = by_workspace(sizes, device, products, workspace, BY_ELEMENTS.least_shared)
-        return (*map(self._hoppers, BY_ELEMENTS.mappings), *shared)
-
-    def _hoppers(self, one: CostedTile, shared: float = 0.0) -> CostedTile:
-        passing = sum(PASSED[of] * across * 64 for of, across in zip(self.kinds, (one.M, one.N)))
-        return dataclasses.replace(one, step=MULTIPLIED * one.M * one.N + passing, start=HOPPERS_START,
-                                   finish=(HOPPERS_STORED[self.of_d] + shared) * one.M * one.N)
 
 
 # -- algebras ---------------------------------------------------------------------------------------------------------

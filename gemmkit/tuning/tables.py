@@ -34,6 +34,19 @@ WINDOWS = (
     (128, 32, "pingpong", 8, (1, 1), 220, 900, 2000),
     (256, 32, "cooperative", 8, (1, 1), 350, 2200, 0),
 )
+# In their place where taps share the lines of shared memory; the cycles are of 64 elements of K, whatever a stage has. (64^3
+# positions of 32 channels, 32 filters of 3^3, H200, 2026-11-30: 135 us by the first, 141 by the second, 160 by the third,
+# 214 by 128x32 in ping-pong, 305 where taps share nothing; cuDNN 258.)
+SLIDING = (
+    (512, 32, "cooperative", 8, (1, 1), 880, 2200, 0),
+    (384, 32, "cooperative", 12, (1, 1), 640, 2200, 0),
+    (256, 32, "cooperative", 8, (1, 1), 470, 2200, 0),
+    (128, 32, "pingpong", 8, (1, 1), 354, 900, 2000),
+)
+SLIDING_BYTES = 2**15                  # of a tile of A in a stage, without the lines for taps: with more, few stages fit
+# The same by way of a workspace, in tiles as wide as the taps: rows; cycles of a column, a k-tile. (32^3 positions of 64
+# channels, 64 filters of 3^3: 46 us by 64x192, 81 where taps share nothing; cuDNN 90 to 98.)
+SLIDING_WORKSPACE = ((64, 2.1),)
 # Behind them, with stages of two lines. A line of so small a tile takes a warpgroup less time than the hand-over of its
 # stage: two a stage (384 x 320 x 944, clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K
 # it is no gain: 33 x 64 x 2504 takes 6.06 us, and 4.30 in 8 shares of 64 x 128.

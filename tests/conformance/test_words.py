@@ -124,7 +124,7 @@ def test_every_layout_of_an_array_with_structure_has_a_row() -> None:
     names = first_cells("### Matrices with structure", CLASSES)
     shown = {name for cell in names for name in re.findall(r"`(\w+)", cell)}
     plain = {"ArrayLayout", "Boxed", "Embedded", "Folded", "GlobalLayout", "Interleaved", "Layout", "Packed", "Padded", "Plain",
-             "Planar", "Planes", "ResultLayout", "SharedLayout", "Swizzled", "Zero"}
+             "Planar", "Planes", "ResultLayout", "SharedLayout", "Sliding", "Swizzled", "Zero"}
     of_arrays = {"Concat", "Discard", "Gather", "InterleavedColumns", "Matrix", "Scatter"}         # arrays with a layout: docs/reference/matrices.md
     assert shown == {name for name in set(layouts.__all__) - plain - of_arrays if not name.endswith("Matrix")}
 

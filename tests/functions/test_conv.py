@@ -13,9 +13,13 @@ import pytest
 import gemmkit as gk
 from gemmkit.epilogues import Bias, Elementwise, ReLU
 from gemmkit.functions.conv import Convolution, parameters
+from gemmkit.layouts import ColMajor, RowMajor, Sliding
+from gemmkit.operators import WGMMAOp
 from gemmkit.plans import ahead
 from gemmkit.plans.plan import Plan
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
 from tests.support.machines import BF16, on_machines, poison, turned, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -279,12 +283,72 @@ def routes(plan: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("channels", [16, 32, 64, 96, 512])
 def test_tma_walks_windows(channels: int, monkeypatch: Any) -> None:
-    x, w = np.zeros((8, 14, 14, channels), F16), np.zeros((64, 3, 3, channels), F16)
-    g = np.zeros((8, 14, 14, 64), F16)
+    x, w = np.zeros((1024, 14, 14, channels), F16), np.zeros((32, 3, 3, channels), F16)
+    g = np.zeros((1024, 14, 14, 32), F16)
     forward, = planned(lambda: gk.conv(x, w, padding=1), monkeypatch)
     back, = planned(lambda: gk.functions.conv_input_gradient(x.shape, w, g, padding=1), monkeypatch)
     weights, = planned(lambda: gk.functions.conv_weight_gradient(x, w.shape, g, padding=1), monkeypatch)
-    assert [*map(routes, (forward, back, weights))] == [("PlacedTma", "Tma"), ("PlacedTma",) * 2, ("Tma", "PlacedTma")]
+    of_gradient = "PlacedTma" if channels <= 64 else "Tma"
+    assert [*map(routes, (forward, back, weights))] == [("PlacedTma", "Tma"), ("PlacedTma",) * 2, (of_gradient, "PlacedTma")]
+    assert isinstance(forward._compiled.spec.a.shared, Sliding) == (channels <= 64)
+
+
+# -- taps that share lines --------------------------------------------------------------------------------------------
+
+def in_tiles_of_taps(monkeypatch: Any) -> list[Any]:
+    """Products compute in tiles as deep as all taps along the fastest dimension, or as wide; the windows' shared layouts."""
+    found = []
+
+    def multiply(a: Any, b: Any, c: Any = None, *, out: Any, stream: Any = None, **fields: Any) -> Any:
+        for name, x in (("a", a), ("b", b), ("d", out)):
+            fields.setdefault(f"global_{name}_layout", (ColMajor, RowMajor)[describe(x).strides[-1] == 1](F16))
+        columns = fields["global_b_layout"].extents(describe(b))[1] or describe(b).shape[1]
+        name = "a" if getattr(fields["global_a_layout"], "slide", None) else "b"
+        windows = fields[f"global_{name}_layout"]
+        together = windows.slide[0] * windows.longest_line
+        tile = Tile(M=64, N=columns, K=together) if name == "a" else Tile(M=64, N=together, K=64)
+        conf = gk.get_config(operator=WGMMAOp(tile.size.N, dtype=F16), block_shape=tile, warps_per_block=4,
+                             schedule="cooperative", **fields)
+        found.append(getattr(conf, f"shared_{name}_layout"))
+        return gk.matmul(a, b, c, conf, out=out, stream=stream)
+
+    monkeypatch.setattr(importlib.import_module("gemmkit.functions.conv"), "matmul", multiply)
+    return found
+
+
+@on_machines
+@pytest.mark.parametrize("x, w, given", [
+    ((2, 5, 9, 32), (32, 3, 3, 32), dict(padding=1)), ((1, 6, 30, 64), (32, 2, 3, 64), dict(kinds="fw")),
+    ((1, 3, 5, 9, 32), (32, 3, 3, 3, 32), dict(padding=1, word="NDHWC")), ((3, 21, 16), (32, 5, 16), dict(word="NWC")),
+    ((1, 7, 11, 16), (32, 3, 3, 16), dict(padding=((2, 0), (1, 3)), dilation=2)),
+    ((1, 9, 7, 16), (16, 3, 2, 16), dict(padding=1, stride=(2, 1), kinds="fw"))], ids=str)
+def test_taps_share_lines(machine: Any, x: Any, w: Any, given: dict[str, Any], monkeypatch: Any,
+                          rng: np.random.Generator) -> None:
+    found, given = in_tiles_of_taps(monkeypatch), dict(given)
+    kinds = given.pop("kinds", "fiw")
+    check(machine, Case(rng, x, w, **given), kinds=kinds)
+    assert found and all(isinstance(layout, Sliding) for layout in found)
+
+
+@on_machines
+def test_positions_that_are_spare_are_not_stored(machine: Any, monkeypatch: Any, rng: np.random.Generator) -> None:
+    """With C and an epilogue; D is a part of a larger array, of which nothing else is written."""
+    found, case = in_tiles_of_taps(monkeypatch), Case(rng, (2, 5, 9, 32), (32, 3, 3, 32), padding=1)
+    c, bias, around = whole(rng, case.gradient.shape, F16), whole(rng, (32,), F16), np.full((2, 5, 12, 32), 77, F16)
+    out = machine.array(around)
+    with machine.session():
+        gk.conv(machine.array(case.x), machine.array(case.w), machine.array(c), padding=1, out=out[:, :, 1:10],
+                epilogue=Bias(machine.array(bias)) | ReLU())
+    around[:, :, 1:10] = np.maximum(forward(case.x, case.w, case.how) + c + bias, 0)
+    assert np.array_equal(machine.numpy(out), around) and isinstance(found[0], Sliding)
+
+
+def test_what_sees_rows_has_no_spare_positions(monkeypatch: Any) -> None:
+    x, w = np.zeros((2, 14, 14, 32), F16), np.zeros((32, 3, 3, 32), F16)
+    epilogue = Elementwise(lambda x, m, n: x + m)
+    for given in (dict(epilogue=epilogue), dict(stride=2), dict(groups=2)):
+        plan, = planned(lambda: gk.conv(x, w[..., :32 // given.get("groups", 1)], padding=1, **given), monkeypatch)
+        assert not isinstance(plan._compiled.spec.a.shared, Sliding)
 
 
 def test_pointwise_convolutions_are_plain_products(monkeypatch: Any) -> None:

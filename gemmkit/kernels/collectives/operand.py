@@ -226,8 +226,8 @@ class Operand(Component):
 
     @cached_property
     def panel_bytes(self) -> int:
-        """From one swizzled panel of the tile to the next: as many lines as the tile has."""
-        return int(self.plane.leading(self.tile.size) * self.plane.width)
+        """From one swizzled panel of the tile to the next."""
+        return abs(int(self.plane.lines_to(1, self.plane.leading(self.tile.size)))) * int(self.plane.width)
 
     @cached_property
     def pattern_bytes(self) -> int:

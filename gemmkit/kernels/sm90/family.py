@@ -77,7 +77,7 @@ from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, kind
 from gemmkit.lang.numba_hooks import types
-from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
+from gemmkit.layouts import ColMajor, Plain, Planes, Sliding, Swizzled
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import PATTERN, pattern_of
 from gemmkit.layouts.quantised import FLOAT8_WEIGHTS, QuantisedTranspose
@@ -100,6 +100,7 @@ if TYPE_CHECKING:
 SCHEDULES = ("cooperative", "pingpong")
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (1, 8))
 BOX = 256                              # elements that a TMA box can have along a dimension
+POSITIONS = 1016                       # the same of panels that overlap, with lines for the taps
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
 
@@ -230,7 +231,8 @@ def _validate_operand(config: Config, name: str, across: str) -> None:
     rule(parts % peers == 0, "cluster", config.cluster, f"the blocks share {name}: its {along // layout.line} panels of "
          f"{extents[across]} lines cannot be divided in {peers}" if is_k else
          f"the blocks share {name}: its {parts} panels cannot be divided in {peers}")
-    rule(extents[across] // (peers if is_k else 1) <= BOX, "block_shape", config.block_shape, f"{across} may be {BOX}")
+    most = POSITIONS if isinstance(layout, Sliding) else BOX
+    rule(extents[across] // (peers if is_k else 1) <= most, "block_shape", config.block_shape, f"{across} may be {most}")
     thread = getattr(config, f"mem_{name}_thread")
     moved = thread.count * layout.itemsize
     is_line = thread.extents[layout.axis] == thread.count and (16 % moved == 0 or moved % 16 == 0)
@@ -566,6 +568,9 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
                 for operand, info in ((spec.a, arrays.a), (spec.b, arrays.b)))
         spec = dataclasses.replace(spec, a=a, b=b)
+    for name, operand in (("a", spec.a), ("b", spec.b)):
+        rule(not isinstance(operand.shared, Sliding) or isinstance(operand.route, PlacedTma), f"shared_{name}_layout",
+             operand.shared, "TMA must bring its panels: the taps of a convolution along its fastest dimension")
     spec = _with_producer(spec)
     return _laid_out(dataclasses.replace(spec, exchange=_exchange(spec, sharing, arrays)), arrays)
 

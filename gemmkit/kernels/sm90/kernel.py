@@ -277,6 +277,13 @@ def stage_of(spec: Sm90Spec, operand: Operand, slot: Slot) -> Any:
     return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
 
 
+def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
+    """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
+    if operand.k_axis == 1:
+        return spec.scheduler.stack.a.coordinates(batch)
+    return spec.scheduler.stack.b.coordinates(batch)
+
+
 def place_of(operand: Operand, at: KTile) -> TileCoord:
     """Where an operand's tile of a stage begins in A or B, and where the matrix ends."""
     return operand.place(at.m, at.n, at.k, at.shape)

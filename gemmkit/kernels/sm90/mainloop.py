@@ -273,7 +273,8 @@ def descriptor_b(spec: Sm90Spec) -> int:
 def descriptor(operand: Operand) -> int:
     """The matrix descriptor of an operand's tile in stage 0."""
     pointer = shared(operand.plane.dtype, operand.offset)
-    return matrix_descriptor(pointer, 0, operand.panel_bytes, operand.pattern_bytes, operand.plane.width)
+    plane = operand.plane
+    return matrix_descriptor(pointer, plane.origin * plane.line, operand.panel_bytes, operand.pattern_bytes, plane.width)
 
 
 # --------------------------------------------------------------------------------------------------

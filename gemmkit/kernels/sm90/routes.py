@@ -37,6 +37,7 @@ from gemmkit.kernels.sm90.kernel import (
     Registers,
     acquire,
     fill_stages,
+    matrix_at,
     place_of,
     stage_of,
     start_copies,
@@ -45,7 +46,7 @@ from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
 from gemmkit.lang.registers import each, is_pairwise, join, registers, transform_pairs
-from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar
+from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar, Sliding
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
 from gemmkit.ptx.memory import pack_words, shared, unpack_words
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
@@ -122,6 +123,7 @@ class TmaCopy(Component):
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
     lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
     ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without. ``multicasts``: all blocks get the part.
+    ``begin`` is how far along the lines a box of overlapping panels begins. A panel comes in ``cuts`` boxes.
     """
 
     line: int
@@ -138,23 +140,30 @@ class TmaCopy(Component):
     plane: int
     swizzle: int
     multicasts: bool = True
+    begin: int = 0
+    cuts: int = 1
 
     @classmethod
     def in_panels(cls, operand: Operand, cluster: Cluster) -> TmaCopy:
         """Swizzled panels, of which each block of a cluster that shares the operand loads a part."""
-        layout: Any = operand.brought
-        k_axis = operand.k_axis
+        layout, k_axis = operand.brought, operand.k_axis
         is_shared = cluster.shares_a if k_axis == 1 else cluster.shares_b
         peers = cluster.n if k_axis == 1 else cluster.m              # each of which loads a part
         depth, across = operand.tile.extents[k_axis], operand.tile.extents[1 - k_axis]
-        planes = 1 if operand.in_panels else operand.planes
-        plane = planes, int(layout.physical_size(*operand.tile.extents)), layout.width
-        if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
-            return cls(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
-                       across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
-        panels = across // layout.line // peers                      # lines across K: the parts are some of the panels
-        return cls(layout.line, depth, panels, depth * layout.line, layout.line, panels * depth * layout.line,
-                   panels * layout.line, 0, is_shared, False, *plane)
+        plane = 1 if operand.in_panels else operand.planes, int(layout.physical_size(*operand.tile.extents)), layout.width
+        along_k = layout.axis == k_axis
+        if isinstance(layout, Sliding):                              # one box holds all panels
+            return cls(layout.line, layout.lines(across if along_k else depth), 1, 0, 0, 0, 0, 0, is_shared, along_k, *plane,
+                       begin=(layout.panels - 1) * layout.line if layout.step < 0 else 0)
+        if along_k:                                                  # lines along K: the parts are some lines of each panel
+            lines, panels, part = across // peers, depth // layout.line, (across // peers * layout.line, 0, across // peers)
+        else:                                                        # lines across K: the parts are some of the panels
+            lines, panels = depth, across // layout.line // peers
+            part = panels * depth * layout.line, panels * layout.line, 0
+        piece = getattr(operand.layout, "box_lines", 0)
+        cuts = lines // piece if 0 < piece < lines and lines % piece == piece % ATOM == 0 else 1
+        return cls(layout.line, lines // cuts, panels, (across if along_k else depth) * layout.line, layout.line, *part,
+                   is_shared, along_k, *plane, cuts=cuts)
 
     @classmethod
     def whole(cls, operand: Operand) -> TmaCopy:
@@ -166,7 +175,6 @@ class TmaCopy(Component):
 
 class StageFill(NamedTuple):
     """A stage to be filled: with which k-tile, and the barrier that counts the bytes."""
-
     slot: Slot
     at: KTile
     barrier: Any
@@ -258,7 +266,6 @@ class Tma(Route):
                 else:
                     tma_load(tensor_map, coordinates, pointer, to, fill.barrier, stage)
 
-
     # Nothing is to be done to what is there (see `rewrite.Rewrite`).
 
     def rewrite_inside(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
@@ -293,11 +300,13 @@ class PlacedTma(Tma):
         if info is not None and info.steps:
             return "it is a stack"
         copy = TmaCopy.in_panels(operand, request.spec.cluster)
+        fills = isinstance(layout, Im2col) and not copy.is_shared and layout.fills(shared, operand.tile, operand.k_axis)
+        if isinstance(shared, Sliding) and not fills:
+            return "its panels are not the taps of a tile"
         return layout.box_refusal(copy.line, copy.lines) or request.why_no_tma(layout.unit)
 
     def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
-        layout: Any = operand.layout
-        return layout.unit, layout.box(self.copy.line, self.copy.lines, self.copy.swizzle)
+        return operand.layout.unit, operand.layout.box(self.copy.line, self.copy.lines, self.copy.swizzle)
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         pointer, layout = shared(operand.brought.dtype, operand.offset), operand.layout
@@ -307,29 +316,24 @@ class PlacedTma(Tma):
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         columns = place_of(operand, at).columns
         for panel in range(self.copy.panels):
-            x = along + panel * self.copy.along + part * self.copy.part_along
-            y = across + part * self.copy.part_across
-            i, j = (y, x) if operand.brought.axis == 1 else (x, y)
-            to, box = position + panel * self.copy.step + part * self.copy.part, layout.box_at(i, j, columns)
-            if self.walks:
-                tap = layout.box_offsets(i, j, columns)
-                if self.copy.is_shared and self.copy.multicasts:
-                    tma_load_im2col_multicast(tensor_map, box, tap, pointer, to, barrier, slot.stage,
-                                              spec.cluster.sharers(operand.k_axis, at.rank))
+            for cut in range(self.copy.cuts):
+                x = along + self.copy.begin + panel * self.copy.along + part * self.copy.part_along
+                y = across + cut * self.copy.lines + part * self.copy.part_across
+                to = position + panel * self.copy.step + part * self.copy.part + cut * self.copy.lines * self.copy.line
+                i, j = (y, x) if operand.brought.axis == 1 else (x, y)
+                box = layout.box_at(i, j, columns)
+                if self.walks:
+                    tap = layout.box_offsets(i, j, columns)
+                    if self.copy.is_shared and self.copy.multicasts:
+                        tma_load_im2col_multicast(tensor_map, box, tap, pointer, to, barrier, slot.stage,
+                                                  spec.cluster.sharers(operand.k_axis, at.rank))
+                    else:
+                        tma_load_im2col(tensor_map, box, tap, pointer, to, barrier, slot.stage)
+                elif self.copy.is_shared and self.copy.multicasts:
+                    tma_load_multicast(tensor_map, box, pointer, to, barrier, slot.stage,
+                                       spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
-                    tma_load_im2col(tensor_map, box, tap, pointer, to, barrier, slot.stage)
-            elif self.copy.is_shared and self.copy.multicasts:
-                tma_load_multicast(tensor_map, box, pointer, to, barrier, slot.stage,
-                                   spec.cluster.sharers(operand.k_axis, at.rank))
-            else:
-                tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
-
-
-def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
-    """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
-    if operand.k_axis == 1:
-        return spec.scheduler.stack.a.coordinates(batch)
-    return spec.scheduler.stack.b.coordinates(batch)
+                    tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
 
 
 @dataclass(frozen=True)
@@ -508,8 +512,7 @@ def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spe
 # A fence waits for all that a thread has on its way, its loads too. So no thread loads for the next stage while it stores
 # this one's: another team does.
 
-CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that a thread loads at an edge at once: with more
-#                                        threads spill
+CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that a thread loads at an edge; more of them spill
 
 
 @dataclass(frozen=True)
