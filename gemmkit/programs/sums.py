@@ -714,7 +714,7 @@ class Adder(ProducerRole):
     @property
     def passes(self) -> bool:
         """Whether there are blocks that a tile's rounds do not visit."""
-        return self.choice.ordered and (self.has_end or self.first != "0")
+        return self.choice.ordered and not self.choice.staggered and (self.has_end or self.first != "0")
 
     def text(self, takes: list[str], arrays: list[str], turns: list[str]) -> list[str]:
         if not self.chain.added:
@@ -755,6 +755,9 @@ class Adder(ProducerRole):
         first = f"{which} * {blocks}" if stacks else "0"
         if chain.index.piece is not None:
             first += f" + udiv({n}_origin, {step}) + {piece}"
+        if self.choice.staggered:
+            self.put(f"first_turn, last_turn = {first}, blocks({count}, {self.choice.rows}) - 1")
+            return
         self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}",
                  f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
 
@@ -769,7 +772,9 @@ class Adder(ProducerRole):
         name, stacks = store.parameter.name, [stack.name for stack in self.chain.own_stacks[::-1]]
         row = f"{self.n}_origin + {self.n}" if self.chain.index.piece is not None else self.n
         ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
-        lines = [*([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
+        lines = [*([f"turn = turn_at({self.chain.rows.name}, {self.n}, sizes)", "passed = -turn if turn == last_turn else 1"]
+                   if self.choice.staggered else []),
+                 *([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
                  f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
                  "ring_added.expect(at_added, 0)"]
         if ordered:

@@ -540,7 +540,10 @@ class Role:
             shown = self.chain.shown
             self.put(f"{n}_free = {f'max({n}_free, {shown})' if self.ranges.begins else shown}")
         begins = self.first != "0"
-        if self.choice.descending:
+        if self.choice.staggered:
+            put(n, f"first_round({row}, sizes)")
+            self.put(f"{n}_first = 0 * {n}")
+        elif self.choice.descending:
             count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
             self.put(f"{n} = {self.first} + {count}" if begins else f"{n} = {count}")
         else:
@@ -552,6 +555,17 @@ class Role:
             self.events(self.order.round, True)
             return
         n, step, ranges = self.n, self.step, self.ranges
+        if self.choice.staggered:                      # from its own first block down, and then from the last one
+            self.put(f"while {n} >= {n}_first:")
+            self.depth += 1
+            if self.kind == CONSUMER and self.has_tests and ranges.has_free:
+                self.loop(f"{n} >= {n}_first and {n} + {step} > {self.chain.stop}", True)
+            self.loop(f"{n} >= {n}_first", self.kind == CONSUMER and self.has_tests and not ranges.has_free)
+            last = f"(blocks(sizes.{n}, {step}) - 1) * {step}"
+            second = self.uniform(f"first_round({self.chain.rows.name}, sizes)")
+            self.put(f"{n}_first = {second} + {step} if {n}_first == 0 else sizes.{n}", f"{n} = {last}")
+            self.depth -= 1
+            return
         tests, begins = self.kind == CONSUMER and self.has_tests, bool(ranges.begins) or self.chain.starts_within
         free_end = f"{n}_tested" if ranges.ends else self.chain.stop
         if self.choice.descending:

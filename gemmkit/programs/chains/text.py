@@ -495,7 +495,7 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_seen", "following", "free_from",
+TAKEN = ("turn_at", "first_round", "add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_seen", "following", "free_from",
          "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which",
          "with_rows")
 
@@ -750,7 +750,23 @@ class ChainPrinter:
         if self.choice.longest_first and self.has_next:
             lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
                       *there_and_back(self.choice)]
+        if self.choice.staggered:
+            lines += ["", "", *_staggered(self.chain, self.choice)]
         return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
+
+
+def _staggered(chain: Chain, choice: ScheduleChoice) -> list[str]:
+    """Functions that say where tiles begin that add in an order, and which turn is a tile's at a block: that of the tile that
+    comes there first is 0."""
+    m, n, step = chain.rows.name, chain.index.name, choice.blocks[chain.index.name]
+    counts = f"    rows, count = blocks(sizes.{m}, {choice.rows}), blocks(sizes.{n}, {step})"
+    return [f"def first_round({m}, sizes):", '    """Where the rounds of a tile begin, if all tiles of a stack run at once."""',
+            counts, f"    own = udiv({m}, {choice.rows}) if rows <= grid_x() else 0",
+            f"    return (count - 1 - udiv(own * count, rows)) * {step}", "", "",
+            f"def turn_at({m}, {n}, sizes):", '    """How many tiles of the stack add to the block before."""', counts,
+            f"    own = udiv({m}, {choice.rows})",
+            f"    ahead = udiv((count - udiv({n}, {step})) * rows - 1, count) - own if rows <= grid_x() else own",
+            "    return ahead if ahead >= 0 else ahead + rows"]
 
 
 def scalar_lines(consumer: Consumer) -> list[str]:
