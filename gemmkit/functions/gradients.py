@@ -345,7 +345,9 @@ def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope:
 F32 = np.dtype(np.float32)
 WIDEST_OF_BOTH = 256                   # head sizes of k and v together whose gradients one launch has the registers for
 SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: up to the one, or the other
-IN_ANY_ORDER, WIDE_ROWS = Mapping(ordered=False), 2048                 # columns of rows that sums are converted as
+IN_ORDER, IN_ANY_ORDER = Mapping(ordered=True), Mapping(ordered=False)
+WIDE_ROWS = 2048                       # columns of rows that sums are converted as
+KEYS_OF_A_TILE = 128
 
 
 #: Masks, scores and head sizes of which this is known: to find it out takes 10 ms a call.
@@ -375,6 +377,13 @@ def adds_queries(given: list[ArrayInfo]) -> bool:
     return fits and kernel.uses_tma and all(kernel.why_not(x) is None for x in given)
 
 
+def add_in_order(rules: Rules, q: Any, columns: int) -> bool:
+    """Whether tiles of keys hardly wait for each other if they add the gradient of q in an order: those of a head run at
+    once, and each begins at rows of its own."""
+    at_once = columns <= KEYS_OF_A_TILE * target(describe(q, "q").device).sm_count
+    return at_once and rules.mask.is_everything and rules.key_lengths is None and rules.offsets is None
+
+
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,
               needed: tuple[bool, ...] = (True, True, True), stream: Any = None) -> list[Any]:
     """The gradients of q, k and v, each of its array's shape and dtype, from those of ``out`` and (None: zero) of ``lse``;
@@ -391,8 +400,8 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
-    may_add = not rules.deterministic and dq is not None and dkv[0] is not None
-    needs = type(rules.mask), type(rules.score), q.shape[-1], v.shape[-1], dtype
+    may_add = (not rules.deterministic or add_in_order(rules, q, columns)) and dq is not None and dkv[0] is not None
+    needs = type(rules.mask), type(rules.score), q.shape[-1], v.shape[-1], dtype, rules.deterministic
     is_added = may_add and needs not in _without_room and adds_queries([describe(x, "x") for x in (q, k, v, do)])
     sums = empty_like(q, made[0].shape, F32) if is_added else None
     _put(sums, 0)
@@ -413,7 +422,8 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     given = q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored
     if sums is not None:
         try:
-            gradients_of_keys(*partial, *given, _by_heads(sums, rules.layout), mapping=IN_ANY_ORDER, stream=stream)
+            gradients_of_keys(*partial, *given, _by_heads(sums, rules.layout),
+                              mapping=IN_ORDER if rules.deterministic else IN_ANY_ORDER, stream=stream)
         except ConfigError:                            # a score or a mask that needs more registers than a round has left
             sums = None
             _without_room.add(needs)

@@ -315,7 +315,7 @@ def put_scaled(row: Row, scales: Any, limit: float, block: int) -> None:
     The row is multiplied by the inverse of a scale, which is the least normal number at least. Blocks need rows of a
     multiple of 4 elements (ConfigError).
     """
-    if block == 0:
+    if block == 0 or row.spec.is_of_one_block:
         top = largest(row, magnitude)
         put_scale(row, scales, scale_of(top, limit), 0)
         inverse = 1 / scale_of(top, limit)
@@ -555,7 +555,12 @@ class Rows(Component):
         if self.vector * LANES < BLOCK:
             raise ConfigError(f"threads have {self.vector} elements side by side, and a warp less than a block of {BLOCK}; "
                               "rows of float16, bfloat16 or float32 of a multiple of 4 elements are needed")
-        return min(BLOCK // self.vector, self.team.threads).bit_length() - 1
+        return (BLOCK // self.vector).bit_length() - 1
+
+    @property
+    def is_of_one_block(self) -> bool:
+        """Whether rows are no longer than a block of 128."""
+        return isinstance(self.source, RegisterRow) and self.source.pieces * self.team.threads * self.vector <= BLOCK
 
     def columns_of(self, warp: int, columns: int) -> int:
         """How many elements of a row a warp of a block has: its share of each round of all threads, and of what is left."""

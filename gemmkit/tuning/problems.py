@@ -108,6 +108,7 @@ WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32
 MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
+MOST_OF_LANES = 2                      # of a part of a warp: sums of 128 products take 34 us with two pieces, 42 with one
 ROWS_PER_BLOCK = 4                     # where a warp has a row
 RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
 
@@ -115,7 +116,7 @@ RESIDENT = 1024                        # threads of a multiprocessor: while some
 class RowsProblem(MappingProblem):
     """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
     and how many elements they load at a time. Mappings are how many threads have a row, and whether they hold it: a part of
-    a warp whose lanes have a piece each, else as few warps as can, else rows are streamed. Of rows ``held_at_once``, a
+    a warp, else as few warps as can, else rows are streamed. Of rows ``held_at_once``, a
     thread has fewer pieces of each.
 
     >>> import numpy as np
@@ -142,7 +143,7 @@ class RowsProblem(MappingProblem):
         from gemmkit.kernels.rows import BlockTeam, RegisterRow, StreamedRow, WarpTeam  # products need none of these
 
         threads, is_held = mapping
-        held, most = -(-self.pieces // threads), self.most if threads >= WARP else 1
+        held, most = -(-self.pieces // threads), self.most if threads >= WARP else min(self.most, MOST_OF_LANES)
         if is_held and not 0 < held <= most:
             raise ConfigError(f"{threads} threads hold {most * threads} pieces of a row, and not {self.pieces}")
         if held > max(1, self.most) and threads < MOST_WARPS * WARP:

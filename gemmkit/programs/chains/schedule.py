@@ -484,8 +484,9 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
                              for x in chain.added for d in x.args)
 
     length = choice.blocks[chain.index.name]
-    choice.columns = () if choice.ordered > choice.staggered or chain.wide or not choice.cluster.is_single or not kernel.uses_tma or (
-        length < SHORTEST_STAGED) else columns_begun(chain)          # where tiles add in an order, the warp passes turns on
+    passes = choice.ordered and not (chain.visits_all or chain.nested)             # by the warp that would bring columns
+    choice.columns = () if passes or chain.wide or not choice.cluster.is_single or not kernel.uses_tma or (
+        length < SHORTEST_STAGED) else columns_begun(chain)
     choice.column_ring = ring_of_columns(chain, places, choice.columns)
     choice.columns = choice.columns if choice.column_ring is not None else ()
 

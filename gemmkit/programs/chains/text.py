@@ -495,9 +495,9 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("turn_at", "first_round", "add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_seen", "following", "free_from",
-         "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which",
-         "with_rows")
+TAKEN = ("add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_round", "first_seen",
+         "following", "free_from", "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section",
+         "slot", "turn_at", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -506,7 +506,7 @@ def names_of_ranges(chain: Chain) -> list[str]:
             *(["origin"] if chain.index.piece is not None else []),
             *(["start"] if chain.start is not None else []), *(["shown"] if chain.starts_within else [])]
     of_rows = [f"{chain.rows.name}_{what}" for what in ("count", "origin")] if chain.piece is not None else []
-    of_rounds = "count", "end", "first", "free", "length", "tested", *more
+    of_rounds = "count", "end", "first", "free", "length", "next", "tested", *more
     return [*of_rows, *(f"{chain.index.name}_{what}" for what in of_rounds), *(["front"] if chain.starts_within else [])]
 
 
@@ -756,11 +756,12 @@ class ChainPrinter:
 
 
 def _staggered(chain: Chain, choice: ScheduleChoice) -> list[str]:
-    """Functions that say where tiles begin that add in an order, and which turn is a tile's at a block: that of the tile that
-    comes there first is 0."""
+    """Functions that say where tiles begin that add in an order, and how many add to a block before a tile: none before the one
+    that comes there first."""
     m, n, step = chain.rows.name, chain.index.name, choice.blocks[chain.index.name]
     counts = f"    rows, count = blocks(sizes.{m}, {choice.rows}), blocks(sizes.{n}, {step})"
-    return [f"def first_round({m}, sizes):", '    """Where the rounds of a tile begin, if all tiles of a stack run at once."""',
+    return [f"def first_round({m}, sizes):",
+            '    """Where the rounds of a tile begin: apart, if all tiles of a stack run at once."""',
             counts, f"    own = udiv({m}, {choice.rows}) if rows <= grid_x() else 0",
             f"    return (count - 1 - udiv(own * count, rows)) * {step}", "", "",
             f"def turn_at({m}, {n}, sizes):", '    """How many tiles of the stack add to the block before."""', counts,
