@@ -713,9 +713,8 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
 
 
 def shown_team(team: RowTeam, dtype: str) -> str:
-    more = f", {team.rows}" if isinstance(team, WarpTeam) else ""
-    more += f", {team.lanes}" if team.threads < LANES and more else ""
-    return f"{type(team).__name__}({team.warps}, {dtype}{more})"
+    more = [team.rows, team.lanes][:1 + (team.lanes < LANES)] if isinstance(team, WarpTeam) else []
+    return f"{type(team).__name__}({', '.join([str(team.warps), dtype, *map(str, more)])})"
 
 
 def shown_source(x: RowSource) -> str:

@@ -756,8 +756,8 @@ class ChainPrinter:
 
 
 def _staggered(chain: Chain, choice: ScheduleChoice) -> list[str]:
-    """Functions that say where tiles begin that add in an order, and how many add to a block before a tile: none before the one
-    that comes there first."""
+    """Functions that say where tiles begin that add in an order, and how many add to a block before a tile: none before the
+    one that comes there first."""
     m, n, step = chain.rows.name, chain.index.name, choice.blocks[chain.index.name]
     counts = f"    rows, count = blocks(sizes.{m}, {choice.rows}), blocks(sizes.{n}, {step})"
     return [f"def first_round({m}, sizes):",
