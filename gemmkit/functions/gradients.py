@@ -348,6 +348,7 @@ SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: 
 IN_ORDER, IN_ANY_ORDER = Mapping(ordered=True), Mapping(ordered=False)
 WIDE_ROWS = 2048                       # columns of rows that sums are converted as
 KEYS_OF_A_TILE = 128
+LEAST_VISITED = 1280                   # rows that a tile of keys visits: of 1024 causal rows two kernels took 599 us and one 687
 
 
 #: Masks, scores and head sizes of which this is known: to find it out takes 10 ms a call.
@@ -365,7 +366,7 @@ class Rules(NamedTuple):
     layout: str = "bhnd"
     offsets: tuple[Any, Any] | None = None
     key_lengths: Any = None
-    deterministic: bool = True         # else dq may be added up in any order (`adds_queries`)
+    deterministic: bool = True         # else dq may be added up in any order (`pays`)
 
 
 def adds_queries(given: list[ArrayInfo]) -> bool:
@@ -377,11 +378,13 @@ def adds_queries(given: list[ArrayInfo]) -> bool:
     return fits and kernel.uses_tma and all(kernel.why_not(x) is None for x in given)
 
 
-def add_in_order(rules: Rules, q: Any, columns: int) -> bool:
-    """Whether tiles of keys hardly wait for each other if they add the gradient of q in an order: those of a head run at
-    once, and each begins at rows of its own."""
+def pays(rules: Rules, q: Any, columns: int) -> bool:
+    """Whether one kernel takes less time than two: tiles visit enough rows, and they add the gradient of q in any order or
+    hardly wait for each other. They do not if those of a head run at once, and each begins at rows of its own."""
+    everything = rules.mask.is_everything and rules.key_lengths is None and rules.offsets is None
     at_once = columns <= KEYS_OF_A_TILE * target(describe(q, "q").device).sm_count
-    return at_once and rules.mask.is_everything and rules.key_lengths is None and rules.offsets is None
+    visited = q.shape[-2] if everything else q.shape[-2] // 2
+    return visited >= LEAST_VISITED and (not rules.deterministic or (everything and at_once))
 
 
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,
@@ -400,7 +403,7 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
-    may_add = (not rules.deterministic or add_in_order(rules, q, columns)) and dq is not None and dkv[0] is not None
+    may_add = dq is not None and dkv[0] is not None and pays(rules, q, columns)
     needs = type(rules.mask), type(rules.score), q.shape[-1], v.shape[-1], dtype, rules.deterministic
     is_added = may_add and needs not in _without_room and adds_queries([describe(x, "x") for x in (q, k, v, do)])
     sums = empty_like(q, made[0].shape, F32) if is_added else None

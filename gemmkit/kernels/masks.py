@@ -60,7 +60,6 @@ class Mask(Component):
     device_methods = ("visible", "first_key", "end_key", "keys", "free")
     aligned = UPPER_LEFT
     free_from_first = False
-    narrows = False                    # gemmkit's own say so: later rows see the last of the columns that earlier ones see
 
     def visible(self, m: int, n: int) -> bool:
         """Whether query m sees key n, of those from `first_key` to `end_key`: ``visible(m, n)``, ``(m, n, head)`` or
@@ -479,8 +478,6 @@ def seen_from_keys(mask: Mask) -> Mask:
 @dataclass(frozen=True)
 class _FromOwn(Mask):
     """A key is seen by the queries from its own place on: `Causal`."""
-
-    narrows = True
 
     aligned: str = LOWER_RIGHT
 

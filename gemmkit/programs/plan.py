@@ -461,9 +461,8 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     may_commute = commutes(chain, numbers)
     ranges = ranges_of(chain, numbers, may_commute)
     chain.grows, chain.shrinks = ranges.grow, ranges.shrink
-    if not chain.has_length and chain.begin == "0" and chain.splits == 1 and chain.piece is None:
-        chain.visits_all = not ranges.visits_less or not (ranges.begins or ranges.ends)
-        chain.nested = ranges.are_nested
+    chain.visits_all = not chain.has_length and chain.begin == "0" and chain.splits == 1 and chain.piece is None and not (
+        ranges.visits_less and (ranges.begins or ranges.ends))
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
     settle(chain)

@@ -15,7 +15,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.chains.elements import ProducerRole, given_to_ranges
+from gemmkit.programs.chains.elements import ProducerRole
 from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import (
     F32,
@@ -714,7 +714,7 @@ class Adder(ProducerRole):
     @property
     def passes(self) -> bool:
         """Whether there are blocks that a tile's rounds do not visit."""
-        return self.choice.ordered and not self.chain.nested and (self.has_end or self.first != "0")
+        return self.choice.ordered and (self.has_end or self.first != "0")
 
     def text(self, takes: list[str], arrays: list[str], turns: list[str]) -> list[str]:
         if not self.chain.added:
@@ -758,13 +758,8 @@ class Adder(ProducerRole):
         if self.choice.staggered:
             self.put(f"first_turn, last_turn = {first}, blocks({count}, {self.choice.rows}) - 1")
             return
-        self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}")
-        if chain.nested:                               # the last tile that visits a block sets its counter to 0
-            following = f"{rows} + {self.choice.rows}"
-            more = ", ".join(given_to_ranges(chain, self.ranges))
-            self.put(f"{n}_next = first_seen({following}, {more}) if {following} < {count} else sizes.{n}")
-        else:
-            self.put(f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
+        self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}",
+                 f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
 
     @property
     def counter(self) -> str:
@@ -778,8 +773,7 @@ class Adder(ProducerRole):
         row = f"{self.n}_origin + {self.n}" if self.chain.index.piece is not None else self.n
         ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
         lines = [*([f"turn = turn_at({self.chain.rows.name}, {self.n}, sizes)", "passed = -turn if turn == last_turn else 1"]
-                   if self.choice.staggered else
-                   [f"passed = -turn if {self.n} < {self.n}_next else 1"] if self.chain.nested and ordered else []),
+                   if self.choice.staggered else []),
                  *([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
                  f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
                  "ring_added.expect(at_added, 0)"]

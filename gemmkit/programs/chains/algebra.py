@@ -716,12 +716,6 @@ class Ranges:
         """Whether later rows visit fewer blocks, as keys do that only later queries see."""
         return self.visits_less and any(bound.slope > 0 for bound in self.begins) and not any(b.slope > 0 for b in self.ends)
 
-    @property
-    def are_nested(self) -> bool:
-        """Whether later rows visit the last of the blocks that earlier ones visit."""
-        return self.visits_less and bool(self.begins) and not self.ends and all(
-            bound.callee.f.narrows if isinstance(bound, MaskBound) else bound.slope >= 0 for bound in self.begins)
-
 
 def ranges_of(chain: Chain, signs: dict[str, float], commutes: bool) -> Ranges:
     """Of a program as it is traced. ``commutes``: its rounds may go from the last block to the first (`trials`)."""

@@ -67,7 +67,6 @@ class Chain:
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
     shrinks: bool = False              # or fewer
     visits_all: bool = False           # whether each tile visits all blocks of an axis
-    nested: bool = False               # or the last of those that the tile before visits
     start: Value | None = None
     unit: int = 1                      # of whole axes' columns, which zeros fill up: of those that a product sums over
     added: list[Value] = field(default_factory=list)           # `ADDED`, when they are no cells any more

@@ -506,7 +506,7 @@ def names_of_ranges(chain: Chain) -> list[str]:
             *(["origin"] if chain.index.piece is not None else []),
             *(["start"] if chain.start is not None else []), *(["shown"] if chain.starts_within else [])]
     of_rows = [f"{chain.rows.name}_{what}" for what in ("count", "origin")] if chain.piece is not None else []
-    of_rounds = "count", "end", "first", "free", "length", "next", "tested", *more
+    of_rounds = "count", "end", "first", "free", "length", "tested", *more
     return [*of_rows, *(f"{chain.index.name}_{what}" for what in of_rounds), *(["front"] if chain.starts_within else [])]
 
 
