@@ -484,9 +484,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
                              for x in chain.added for d in x.args)
 
     length = choice.blocks[chain.index.name]
-    passes = choice.ordered and not chain.visits_all   # turns, by the warp that would bring columns
-    choice.columns = () if passes or chain.wide or not choice.cluster.is_single or not kernel.uses_tma or (
-        length < SHORTEST_STAGED) else columns_begun(chain)
+    choice.columns = () if (choice.ordered and not chain.visits_all) or chain.wide or not choice.cluster.is_single or not (
+        kernel.uses_tma) or length < SHORTEST_STAGED else columns_begun(chain)                # or the warp passes turns on
     choice.column_ring = ring_of_columns(chain, places, choice.columns)
     choice.columns = choice.columns if choice.column_ring is not None else ()
 

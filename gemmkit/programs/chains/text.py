@@ -27,16 +27,7 @@ from gemmkit.programs.chains.chain import (
     ProductPart,
     dots,
 )
-from gemmkit.programs.chains.elements import (
-    CONSUMER,
-    ELEMENTWISE,
-    Element,
-    Naming,
-    ProducerRole,
-    Role,
-    given_to_ranges,
-    scalar_text,
-)
+from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
 from gemmkit.programs.chains.merging import LENGTH
 from gemmkit.programs.chains.schedule import (
     Anchor,
@@ -53,7 +44,7 @@ from gemmkit.programs.chains.schedule import (
 )
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
-from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
+from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, staggered, there_and_back
 from gemmkit.programs.rounds import ColumnRole, begun_below, column_stages
 from gemmkit.programs.sums import TURNS, Adder, handed_on
 from gemmkit.programs.text import BEFORE, EARLY, OWN_NAMES, listed
@@ -751,23 +742,8 @@ class ChainPrinter:
             lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
                       *there_and_back(self.choice)]
         if self.choice.staggered:
-            lines += ["", "", *_staggered(self.chain, self.choice)]
+            lines += ["", "", *staggered(self.chain, self.choice)]
         return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
-
-
-def _staggered(chain: Chain, choice: ScheduleChoice) -> list[str]:
-    """Functions that say where tiles begin that add in an order, and how many add to a block before a tile: none before the
-    one that comes there first."""
-    m, n, step = chain.rows.name, chain.index.name, choice.blocks[chain.index.name]
-    counts = f"    rows, count = blocks(sizes.{m}, {choice.rows}), blocks(sizes.{n}, {step})"
-    return [f"def first_round({m}, sizes):",
-            '    """Where the rounds of a tile begin: apart, if all tiles of a stack run at once."""',
-            counts, f"    own = udiv({m}, {choice.rows}) if rows <= grid_x() else 0",
-            f"    return (count - 1 - udiv(own * count, rows)) * {step}", "", "",
-            f"def turn_at({m}, {n}, sizes):", '    """How many tiles of the stack add to the block before."""', counts,
-            f"    own = udiv({m}, {choice.rows})",
-            f"    ahead = udiv((count - udiv({n}, {step})) * rows - 1, count) - own if rows <= grid_x() else own",
-            "    return ahead if ahead >= 0 else ahead + rows"]
 
 
 def scalar_lines(consumer: Consumer) -> list[str]:
@@ -779,7 +755,7 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
     m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
     count = chain.extent_of(chain.rows)
     last, stop = f"min({m} + {rows}, {count}) - 1", chain.stop
-    given = ", ".join([m, *(name.removeprefix("sizes.") for name in given_to_ranges(chain, ranges))])
+    given = ", ".join([m, *(name.removeprefix("sizes.") for name in chain.given_to(ranges))])
     keys, heads = chain.extent_of(chain.index), [stack.name for stack in chain.stacks[::-1]]
 
     def extreme(bounds: list, of_last: bool, asked: str = "visited") -> list[str]:
