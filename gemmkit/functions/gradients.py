@@ -345,7 +345,10 @@ def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope:
 F32 = np.dtype(np.float32)
 WIDEST_OF_BOTH = 256                   # head sizes of k and v together whose gradients one launch has the registers for
 SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: up to the one, or the other
-IN_ANY_ORDER, WIDE_ROWS = Mapping(ordered=False), 2048                 # columns of rows that sums are converted as
+IN_ORDER, IN_ANY_ORDER = Mapping(ordered=True), Mapping(ordered=False)
+WIDE_ROWS = 2048                       # columns of rows that sums are converted as
+KEYS_OF_A_TILE = 128
+LEAST_VISITED = 1280                   # rows that a tile visits: of 1024 causal rows two kernels took 599 us, and one 687
 
 
 #: Masks, scores and head sizes of which this is known: to find it out takes 10 ms a call.
@@ -363,7 +366,7 @@ class Rules(NamedTuple):
     layout: str = "bhnd"
     offsets: tuple[Any, Any] | None = None
     key_lengths: Any = None
-    deterministic: bool = True         # else dq may be added up in any order (`adds_queries`)
+    deterministic: bool = True         # else dq may be added up in any order (`pays`)
 
 
 def adds_queries(given: list[ArrayInfo]) -> bool:
@@ -373,6 +376,15 @@ def adds_queries(given: list[ArrayInfo]) -> bool:
     kernel = kernel_of(IN_ANY_ORDER, target(given[0].device))
     fits = max(size, width) <= SHORT_HEAD or size == LONG_HEAD >= width
     return fits and kernel.uses_tma and all(kernel.why_not(x) is None for x in given)
+
+
+def pays(rules: Rules, q: Any, columns: int) -> bool:
+    """Whether one kernel takes less time than two: tiles visit enough rows, and they add the gradient of q in any order or
+    hardly wait for each other. They do not if those of a head run at once, and each begins at rows of its own."""
+    everything = rules.mask.is_everything and rules.key_lengths is None and rules.offsets is None
+    at_once = columns <= KEYS_OF_A_TILE * target(describe(q, "q").device).sm_count
+    visited = q.shape[-2] if everything else q.shape[-2] // 2
+    return visited >= LEAST_VISITED and (not rules.deterministic or (everything and at_once))
 
 
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,
@@ -391,8 +403,8 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if is_nothing:
         return made
     delta, shift = (empty_like(q, lse.shape, F32) for _ in range(2))
-    may_add = not rules.deterministic and dq is not None and dkv[0] is not None
-    needs = type(rules.mask), type(rules.score), q.shape[-1], v.shape[-1], dtype
+    may_add = dq is not None and dkv[0] is not None and pays(rules, q, columns)
+    needs = type(rules.mask), type(rules.score), q.shape[-1], v.shape[-1], dtype, rules.deterministic
     is_added = may_add and needs not in _without_room and adds_queries([describe(x, "x") for x in (q, k, v, do)])
     sums = empty_like(q, made[0].shape, F32) if is_added else None
     _put(sums, 0)
@@ -413,7 +425,8 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     given = q, of_k, of_v, do, shift, delta, *offsets, rules.key_lengths, rules.scale, seen, *scored
     if sums is not None:
         try:
-            gradients_of_keys(*partial, *given, _by_heads(sums, rules.layout), mapping=IN_ANY_ORDER, stream=stream)
+            gradients_of_keys(*partial, *given, _by_heads(sums, rules.layout),
+                              mapping=IN_ORDER if rules.deterministic else IN_ANY_ORDER, stream=stream)
         except ConfigError:                            # a score or a mask that needs more registers than a round has left
             sums = None
             _without_room.add(needs)

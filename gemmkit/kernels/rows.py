@@ -77,6 +77,10 @@ class RowTeam(Component):
         """Every thread's value, combined."""
         return value
 
+    def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
+        """The values of 2**times neighbouring lanes, combined."""
+        return fold_registers(times, butterfly, value, combine)
+
     def moments(self, row: Row) -> tuple:
         """A row's mean, and the mean of squares about it."""
         raise NotImplementedError
@@ -88,29 +92,46 @@ class RowTeam(Component):
 
 @dataclass(frozen=True)
 class WarpTeam(RowTeam):
-    """A warp a row, and several rows a block."""
+    """A warp a row, or ``lanes`` of a warp, and several rows a block."""
 
     rows_per_block: int = 4
+    lanes: int = LANES
+
+    @property
+    def butterflies(self) -> int:
+        return self.lanes.bit_length() - 1
+
+    @property
+    def threads(self) -> int:
+        return self.lanes
 
     @property
     def rows(self) -> int:
         return self.rows_per_block
 
     def row(self) -> int:
-        return block_x() * self.rows_per_block + udiv(thread_index(), LANES)
+        return block_x() * self.rows_per_block + udiv(thread_index(), self.lanes)
 
     def thread(self) -> int:
-        return lane_index()
+        return lane_index() % self.lanes
 
     def meet(self) -> None:
-        warp_barrier()
+        if self.lanes == LANES:
+            warp_barrier()
+        else:
+            warp_barrier(self.lanes)                   # lanes of other rows may be elsewhere, or have ended
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
-        return of_warp(value, combine)
+        return self.exchange(value, self.butterflies, combine)
+
+    def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
+        if self.lanes == LANES:
+            return fold_registers(times, butterfly, value, combine)
+        return fold_registers(times, butterfly_of_lanes, value, combine, self.lanes)
 
     def moments(self, row: Row) -> tuple:
-        mean = of_warp(row.spec.source.total(row), added) / row.columns
-        return mean, of_warp(row.spec.source.squares(row, mean), added) / row.columns
+        mean = self.reduce(row.spec.source.total(row), added, 0) / row.columns
+        return mean, self.reduce(row.spec.source.squares(row, mean), added, 0) / row.columns
 
 
 @dataclass(frozen=True)
@@ -188,6 +209,11 @@ def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
     """Lanes whose numbers differ in bit n exchange. The lane whose bit is 0 gives the first argument in both: so both make
     the same of it."""
     other = exchanged(value, 1 << n)
+    return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
+
+
+def butterfly_of_lanes(value: Numeric, n: int, combine: Callable, lanes: int) -> Any:
+    other = exchanged(value, 1 << n, lanes)
     return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
 
 
@@ -289,7 +315,7 @@ def put_scaled(row: Row, scales: Any, limit: float, block: int) -> None:
     The row is multiplied by the inverse of a scale, which is the least normal number at least. Blocks need rows of a
     multiple of 4 elements (ConfigError).
     """
-    if block == 0:
+    if block == 0 or row.spec.is_of_one_block:
         top = largest(row, magnitude)
         put_scale(row, scales, scale_of(top, limit), 0)
         inverse = 1 / scale_of(top, limit)
@@ -531,6 +557,11 @@ class Rows(Component):
                               "rows of float16, bfloat16 or float32 of a multiple of 4 elements are needed")
         return (BLOCK // self.vector).bit_length() - 1
 
+    @property
+    def is_of_one_block(self) -> bool:
+        """Whether rows are no longer than a block of 128."""
+        return isinstance(self.source, RegisterRow) and self.source.pieces * self.team.threads * self.vector <= BLOCK
+
     def columns_of(self, warp: int, columns: int) -> int:
         """How many elements of a row a warp of a block has: its share of each round of all threads, and of what is left."""
         if self.team.warps == 1:
@@ -656,7 +687,7 @@ def put_scaled_piece(values: tuple, j: int, row: Any, scales: View, limit: float
     nothing. No block ends within a piece, and the others of its last block lie beyond the row as a whole."""
     own = registers.fold(row.spec.vector, with_magnitude, abs(values[0]), values)
     top = own if j < row.columns else convert(row.spec.dtype, 0)
-    scale = scale_of(fold_registers(row.spec.butterflies_of_block, butterfly, top, maximum), limit)
+    scale = scale_of(row.spec.team.exchange(top, row.spec.butterflies_of_block, maximum), limit)
     if j < row.columns:
         if j % block == 0:
             scales[row.m, udiv(j, block)] = scale

@@ -638,6 +638,22 @@ def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
     return float(times.max() / times.mean())
 
 
+def staggered(chain: Chain, choice: ScheduleChoice) -> list[str]:
+    """Functions that say where tiles begin that add in an order, and how many add to a block before a tile: none before the
+    one that comes there first."""
+    m, n, step = chain.rows.name, chain.index.name, choice.blocks[chain.index.name]
+    counts = f"    rows, count = blocks(sizes.{m}, {choice.rows}), blocks(sizes.{n}, {step})"
+    return [f"def first_round({m}, sizes):",
+            '    """Where the rounds of a tile begin: apart, if all tiles of a stack run at once."""',
+            counts, f"    own = udiv({m}, {choice.rows}) if rows <= grid_x() else 0",
+            f"    return (count - 1 - udiv(own * count, rows)) * {step}", "", "",
+            f"def turn_at({m}, {n}, sizes):",
+            '    """How many tiles add to the block before, and what the tile then adds to the count."""', counts,
+            f"    own = udiv({m}, {choice.rows})",
+            f"    ahead = udiv((count - udiv({n}, {step})) * rows - 1, count) - own if rows <= grid_x() else own",
+            "    turn = ahead if ahead >= 0 else ahead + rows", "    return turn, -turn if turn == rows - 1 else 1"]
+
+
 def counts_of(chain: Chain, choice: ScheduleChoice) -> dict[str, ArrayInfo]:
     """A counter for each block of rows that tiles add to in order, in memory of the stream's."""
     if not choice.ordered:

@@ -460,7 +460,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     kinds: dict[str, OutKind] = {x.parameter.name: outs(chain, x, cells) for x in (*chain.stores, *chain.updates)}
     may_commute = commutes(chain, numbers)
     ranges = ranges_of(chain, numbers, may_commute)
-    chain.grows, chain.shrinks = ranges.grow, ranges.shrink
+    chain.grows, chain.shrinks, chain.visits_all = ranges.grow, ranges.shrink, ranges.visit_all(chain)
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
     settle(chain)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, ThreadTeam, WarpTeam
+from gemmkit.kernels.rows import FEW, LANES, RegisterRow, RowSource, RowTeam, ThreadTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, F64, NUMBER, RETURNS, WIDE, Callees, is_whole_load
 from gemmkit.programs.chains.elements import is_whole_number
@@ -713,8 +713,8 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
 
 
 def shown_team(team: RowTeam, dtype: str) -> str:
-    more = f", {team.rows}" if isinstance(team, WarpTeam) else ""
-    return f"{type(team).__name__}({team.warps}, {dtype}{more})"
+    more = [team.rows, team.lanes][:1 + (team.lanes < LANES)] if isinstance(team, WarpTeam) else []
+    return f"{type(team).__name__}({', '.join([str(team.warps), dtype, *map(str, more)])})"
 
 
 def shown_source(x: RowSource) -> str:
@@ -734,8 +734,8 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     widest = max([8 if program.dtype == F64 else 1, *(infos[key].dtype.itemsize for key in whole)])
     problems = {length: RowsProblem(length, widest, program.dtype, max(1, steps.at_once)) for length in program.lengths}
     chosen = {length: choose(problem, device).spec for length, problem in problems.items()}
-    warps = max(team.warps for team, _, _ in chosen.values())          # a team has rows of all lengths
-    found = {length: problem.specialise((warps, isinstance(chosen[length][1], RegisterRow)), device).spec
+    most = max(team.threads for team, _, _ in chosen.values())         # a team has rows of all lengths
+    found = {length: problem.specialise((most, isinstance(chosen[length][1], RegisterRow)), device).spec
              for length, problem in problems.items()}
     if program.lengths == {1: "columns"} and not whole:
         found = {1: (ThreadTeam(1, program.dtype), RegisterRow(1, 1), 1)}
@@ -747,7 +747,8 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
                 x.op == "load" and x.data[0] is store.parameter for x in walked([y.value for y in program.stores[n + 1:]])):
             raise refused(ValueError, f"{store.parameter.name} and another result are stored in place, and each is made of "
                                       "both: a row does not fit in a block's registers; give one its own array", store.line)
-    threads = "a thread" if team.threads == 1 else "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
+    threads = ("a thread" if team.threads == 1 else f"{team.threads} lanes" if team.threads < LANES else
+               "a warp" if team.warps == 1 else f"a block of {team.warps} warps")
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}

@@ -720,9 +720,8 @@ class Adder(ProducerRole):
         if not self.chain.added:
             return []
         self.tiles()
-        order = ", behind the tiles before" if self.choice.ordered else ""
         made = [f"def add({', '.join([*takes, *arrays, *turns, 'own'])}):",
-                f'    """What consumers have put into the thread\'s own stage: shared -> global{order}."""',
+                '    """What consumers have put into the thread\'s own stage: shared -> global."""',
                 "    zero = thread_index() * 0", "    at_added = Slot(zero, zero)",
                 "    ring_added.expect(Slot(zero + own, zero), 0)          # a fresh stage is empty", *self.lines,
                 f"    out_{arrays[0]}.finish()", "", ""]
@@ -755,8 +754,9 @@ class Adder(ProducerRole):
         first = f"{which} * {blocks}" if stacks else "0"
         if chain.index.piece is not None:
             first += f" + udiv({n}_origin, {step}) + {piece}"
-        self.put(f"turn, first_turn = udiv({rows}, {self.choice.rows}), {first}",
-                 f"passed = -turn if {rows} + {self.choice.rows} >= {count} else 1")
+        size = self.choice.rows
+        own = [f"turn = udiv({rows}, {size})", f"passed = -turn if {rows} + {size} >= {count} else 1"]
+        self.put(f"first_turn = {first}", *([] if self.choice.staggered else own))
 
     @property
     def counter(self) -> str:
@@ -769,11 +769,11 @@ class Adder(ProducerRole):
         name, stacks = store.parameter.name, [stack.name for stack in self.chain.own_stacks[::-1]]
         row = f"{self.n}_origin + {self.n}" if self.chain.index.piece is not None else self.n
         ordered, more = self.choice.ordered, "    " * (self.choice.adding > 1)
-        lines = [*([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
+        lines = [*([f"turn, passed = turn_at({self.chain.rows.name}, {self.n}, sizes)"] if self.choice.staggered else []),
+                 *([f'await_counter({self.counter}, turn, "acquire")'] if ordered else []), "ring_added.acquire(at_added)",
                  f"out_{name}.add({name}, ({', '.join(['0', row, *stacks])}), at_added)",
                  "ring_added.expect(at_added, 0)"]
-        if ordered:
-            lines += [f"out_{name}.finish()", f'atomic_add({self.counter}, passed, "release")']
+        lines += [f"out_{name}.finish()", f'atomic_add({self.counter}, passed, "release")'] if ordered else []
         self.put(*(["if at_added.stage == own:"] if more else []), *(more + line for line in lines),
                  "at_added = ring_added.advance(at_added)")
 

@@ -18,10 +18,16 @@ def _from(mode: str, lane: int, n: int) -> int:
     return found % 32 if mode == "idx" else found if 0 <= found < 32 else lane
 
 
-def _shuffle(mode: str, doc: str) -> Atom:
-    text = f"shfl.sync.{mode}.b32 $0, $1, $2, {'0x0' if mode == 'up' else '0x1f'}, 0xffffffff;"
+def _of_group(b: ir.IRBuilder, lanes: ir.Value) -> Any:
+    """The mask of the lanes of a thread's aligned group of so many, fewer than 32."""
+    lane = b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(i32, []), "llvm.nvvm.read.ptx.sreg.laneid"), [])
+    return b.shl(b.sub(b.shl(i32(1), lanes), i32(1)), b.and_(lane, b.neg(lanes)))
 
-    def typer(context: TypingContext, value: types.Type, n: types.Type) -> Any:
+
+def _shuffle(mode: str, doc: str) -> Atom:
+    text = f"shfl.sync.{mode}.b32 $0, $1, $2, {'0x0' if mode == 'up' else '0x1f'}, "
+
+    def typer(context: TypingContext, value: types.Type, n: types.Type, lanes: types.Type | None = None) -> Any:
         if not isinstance(value, (types.Integer, types.Float, NarrowFloatType)) or not isinstance(n, types.Integer):
             return None
         bits = 8 * numpy_dtype(value).itemsize
@@ -30,28 +36,34 @@ def _shuffle(mode: str, doc: str) -> Atom:
 
         def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             lane = c.cast(b, v[1], n, index)
+            which = [] if lanes is None else [_of_group(b, c.cast(b, v[2], lanes, index))]
+
+            def exchange(word: ir.Value) -> Any:
+                line = text + ("$3;" if which else "0xffffffff;")
+                return assembly(b, line, [i32], [word, lane, *which], convergent=True)[0]
+
             word = b.bitcast(v[0], ir.IntType(bits))
             if bits == 64:
                 halves = b.trunc(word, i32), b.trunc(b.lshr(word, word.type(32)), i32)
-                low, high = (b.zext(assembly(b, text, [i32], [half, lane], convergent=True)[0], word.type)
-                             for half in halves)
+                low, high = (b.zext(exchange(half), word.type) for half in halves)
                 return b.bitcast(b.or_(low, b.shl(high, word.type(32))), v[0].type)
             word = b.zext(word, i32) if bits < 32 else word
-            out = assembly(b, text, [i32], [word, lane], convergent=True)[0]
+            out = exchange(word)
             return b.bitcast(b.trunc(out, ir.IntType(bits)) if bits < 32 else out, v[0].type)
 
-        return signature(types.unliteral(value), value, n), codegen
+        return signature(types.unliteral(value), value, n, *([] if lanes is None else [lanes])), codegen
 
-    def emulate(value: Any, n: int) -> Any:
+    def emulate(value: Any, n: int, lanes: int = 32) -> Any:
         def exchange(given: list) -> list:
             return [given[_from(mode, lane, step)][0] for lane, (_, step) in enumerate(given)]
 
-        return current().collective(f"shfl.{mode}", (value, int(n)), exchange, sync=False)
+        return current().collective(f"shfl.{mode}", (value, int(n)), exchange, size=lanes, sync=False)
 
     return Atom(f"shfl_{mode}", typer, emulate, doc)
 
 
-#: ``SHUFFLE[mode](value, n)``, executed by all lanes of a warp.
+#: ``SHUFFLE[mode](value, n)``, executed by all lanes of a warp. ``SHUFFLE["bfly"](value, n, lanes)``: by an aligned group of
+#: 2 to 16 lanes alone, whatever the others of its warp do.
 SHUFFLE = MappingProxyType({
     "bfly": _shuffle("bfly", "The value of lane ``lane ^ n``."),
     "idx": _shuffle("idx", "The value of lane ``n``."),
@@ -89,10 +101,23 @@ def barrier() -> None:
     current().barrier()
 
 
-@atom(plain("bar.warp.sync 0xffffffff;", convergent=True))
-def warp_barrier() -> None:
-    """The lanes of a warp meet; what they wrote before is seen by all after, and what they read has been read."""
-    current().collective("bar.warp.sync", None, lambda lanes: lanes)
+def _type_warp_barrier(context: TypingContext, lanes: types.Type | None = None) -> Any:
+    if lanes is None:
+        return plain("bar.warp.sync 0xffffffff;", convergent=True)(context)
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        group = _of_group(b, c.cast(b, v[0], lanes, index))
+        assembly(b, "bar.warp.sync $0;", [], [group], memory=True, convergent=True)
+        return c.get_dummy_value()
+
+    return signature(types.none, lanes), codegen
+
+
+@atom(_type_warp_barrier)
+def warp_barrier(lanes: int = 32) -> None:
+    """The lanes of a warp, or of an aligned group of fewer ``lanes``, meet; what they wrote before is seen by all after, and
+    what they read has been read."""
+    current().collective("bar.warp.sync", None, lambda given: given, size=lanes)
 
 
 def _type_uniform(context: TypingContext, value: types.Type) -> Any:

@@ -11,7 +11,7 @@ becomes of one. `choose` takes the first of these that a kernel can carry out:
 |---|---|
 | products, groups (`gemmkit.tuning.choose`) | swap-AB, the winners, the tables by their models, the dtypes' operator |
 | wgmma's tiles for an operator (`gemmkit.tuning.sm90`) | its table's mappings by their cycles |
-| rows (`RowsProblem`) | as few warps a row as can hold it, then rows that are streamed |
+| rows (`RowsProblem`) | as few lanes, or warps, a row as can hold it, then rows that are streamed |
 | gradients of norms (`gemmkit.functions.gradients`) | rows that are copied ahead, then rows that are not |
 | int8 products of residues (`gemmkit.plans.ozaki`) | of large ones two tiles by what they cost, then the tables' |
 | programs (`gemmkit.programs.calls`) | the default: tiles by waves, or a chain's blocks by what fits |
@@ -108,14 +108,16 @@ WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32
 MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
+MOST_OF_LANES = 2                      # of a part of a warp: sums of 128 products take 34 us with two pieces, 42 with one
 ROWS_PER_BLOCK = 4                     # where a warp has a row
 RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
 
 
 class RowsProblem(MappingProblem):
     """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
-    and how many elements they load at a time. Mappings are how many warps have a row, and whether they hold it: as few
-    warps as can, else rows are streamed. Of rows ``held_at_once``, a thread has fewer pieces of each.
+    and how many elements they load at a time. Mappings are how many threads have a row, and whether they hold it: a part of
+    a warp, else as few warps as can, else rows are streamed. Of rows ``held_at_once``, a
+    thread has fewer pieces of each.
 
     >>> import numpy as np
     >>> from gemmkit.runtime.device import H100
@@ -132,20 +134,22 @@ class RowsProblem(MappingProblem):
         self.most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (self.vector * held_at_once))      # of a thread
 
     def candidates(self, device: DeviceInfo) -> Iterator[tuple[int, bool]]:
+        yield from ((lanes, True) for lanes in (1, 2, 4, 8, 16))
         for is_held in (True, False):
             for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
-                yield warps, is_held
+                yield warps * WARP, is_held
 
     def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
         from gemmkit.kernels.rows import BlockTeam, RegisterRow, StreamedRow, WarpTeam  # products need none of these
 
-        warps, is_held = mapping
-        threads = warps * WARP
-        held = -(-self.pieces // threads)
-        if is_held and not 0 < held <= self.most:
-            raise ConfigError(f"{warps} warps hold {self.most * threads} pieces of a row, and not {self.pieces}")
-        if held > max(1, self.most) and warps < MOST_WARPS:
-            raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {warps} warps")
-        team = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
+        threads, is_held = mapping
+        held, most = -(-self.pieces // threads), self.most if threads >= WARP else min(self.most, MOST_OF_LANES)
+        if is_held and not 0 < held <= most:
+            raise ConfigError(f"{threads} threads hold {most * threads} pieces of a row, and not {self.pieces}")
+        if held > max(1, self.most) and threads < MOST_WARPS * WARP:
+            raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {threads} threads")
+        lanes = min(threads, WARP)
+        team = (WarpTeam(1, self.dtype, ROWS_PER_BLOCK * WARP // lanes, lanes) if threads <= WARP else
+                BlockTeam(threads // WARP, self.dtype))
         source = RegisterRow(held, self.pieces // threads) if is_held else StreamedRow()
         return Choice((team, source, self.vector))

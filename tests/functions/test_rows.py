@@ -100,6 +100,31 @@ def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, sourc
     assert np.array_equal(machine.numpy(given), found)
 
 
+@dataclass(frozen=True)
+class Halved(RowFunction):
+    """Each row as often as its own sum asks for."""
+
+    def __call__(self, row: Any) -> None:
+        factor = total(row, lambda x, n: 0 * x) + 1
+        while total(row, lambda x, n: abs(x)) * factor > 1:
+            factor *= 0.5
+        put(row, lambda x, n: x * factor)
+
+
+@on_machines
+@pytest.mark.parametrize("columns", [8, 40, 128])
+def test_rows_of_a_warp_go_their_own_ways(machine: Any, columns: int, rng: np.random.Generator) -> None:
+    """Lanes of a warp have rows of their own, and fold them as often as each needs; not all lanes have one."""
+    team, source, _ = choose(problems.RowsProblem(columns, 2, F32), H100).spec
+    assert team.threads < 32 and team.rows == 4 * 32 // team.threads and source.pieces <= 2
+    x = (rng.standard_normal((team.rows + 3, columns)) * 2.0 ** rng.integers(-4, 9, (team.rows + 3, 1))).astype(F16)
+    given = machine.array(x)
+    with machine.session():
+        found = machine.numpy(gk.rowwise(given, Halved())).astype(F64)
+    sums = np.abs(x.astype(F64)).sum(1, keepdims=True)
+    close(found, x / 2.0 ** np.maximum(0, np.ceil(np.log2(sums))), F16)
+
+
 @pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("columns", [8, 9, 96])

@@ -415,6 +415,25 @@ def test_shuffles(dtype: str) -> None:
     assemble(ptx)
 
 
+def of_a_group(out: Any, a: Any) -> None:
+    t = thread_index()
+    out[t] = a[t]
+    if t // 8 == 1:                    # the other lanes of the warp do not come
+        out[t] = bfly(a[t], 3, 8)
+        warp_barrier(8)
+
+
+@pytest.mark.compile
+def test_shuffles_of_a_group() -> None:
+    a = np.arange(100, 132).astype("f4")
+    (out,) = emulated(of_a_group, Out((32,), "f4"), a)
+    lanes = np.arange(32)
+    np.testing.assert_array_equal(out, a[np.where(lanes // 8 == 1, lanes ^ 3, lanes)])
+    ptx = compiled(of_a_group, Out((32,), "f4"), a)
+    assert re.search(r"shfl\.sync\.bfly\.b32 .*, 0x1f, %r\d+", ptx) and re.search(r"bar\.warp\.sync %r\d+", ptx)
+    assemble(ptx)
+
+
 # ==========================================================================================================================
 # Votes of a warp: emulated against NumPy, and the instruction that they become.
 

@@ -21,6 +21,7 @@ from tests.ptx_machine.registry import COLLECTIVE, EFFECTS, OPERATIONS, load_fam
 Mask = Any                              # an array of bool, or None for all threads
 Step = Callable[[Mask], None]
 CONTROL = ("bra", "ret", "exit", "bar", "barrier")
+GROUPED, ALL = {"shfl": 4, "bar": 0}, 0xFFFFFFFF         # the operands that name the lanes which an instruction is of
 STEPS = 50_000_000                      # instructions of a launch, before it is taken for endless
 
 
@@ -244,13 +245,20 @@ class Machine:
             self.ready[start] = self.ready[start] | who if start in self.ready else who
 
     def _whole_warps(self, start: int, here: np.ndarray) -> np.ndarray | None:
-        """Those of whose warps all (that have not ended) are here; the others wait for the rest of theirs."""
+        """Those of whose warps, or of the groups that they name, all (that have not ended) are here; the others wait for the
+        rest of theirs."""
+        instruction = self.program.instructions[start]
         lanes, alive = here.reshape(-1, 32), self.live.reshape(-1, 32)
-        whole = (lanes == alive).all(1)
-        if whole.all():
+        awaited = np.full((1, 32), ALL, np.int64)
+        if instruction.name in GROUPED:
+            named = self.reader(instruction.operands[GROUPED[instruction.name]], KINDS["b32"], instruction)()
+            awaited = np.broadcast_to(named, (self.count,)).reshape(-1, 32).astype(np.int64)
+        missing = ((alive & ~lanes) << np.arange(32, dtype=np.int64)).sum(1)[:, None]
+        whole = (awaited & missing) == 0
+        if (whole | ~lanes).all():
             return here
-        together = lanes & whole[:, None]
-        left = (lanes & ~whole[:, None]).reshape(-1)
+        together = lanes & whole
+        left = (lanes & ~whole).reshape(-1)
         if left.any():
             self.parked[start] = left
         return together.reshape(-1) if together.any() else None

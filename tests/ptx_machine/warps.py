@@ -30,7 +30,7 @@ def shuffle(machine: Any, i: Instruction) -> Any:
     """Each lane's value from another lane of its segment; a lane out of it gives the own value, and the predicate is false."""
     i.only("sync", "idx", "up", "down", "bfly")
     how = i.one_of("idx", "up", "down", "bfly")
-    whole(machine, i.operands[4], i)
+    named = machine.reader(i.operands[4], B32, i)
     target, _, valid = i.operands[0].partition("|")
     put = machine.writer(target, B32, i)
     put_valid = machine.writer(valid, PRED, i) if valid else None
@@ -43,7 +43,11 @@ def shuffle(machine: Any, i: Instruction) -> Any:
         last, first = (lane & segment) | (clamp & ~segment), lane & segment
         source = {"idx": first | (by & ~segment), "up": lane - by, "down": lane + by, "bfly": lane ^ by}[how]
         inside = source >= last if how == "up" else source <= last
-        taken = np.take_along_axis(value, np.where(inside, source, lane), 1)
+        of, who = np.where(inside, source, lane), by_warps(machine, named()).astype(np.int64)
+        there = np.ones(machine.count, bool) if mask is None else mask
+        if (there.reshape(-1, 32) & ((who >> lane & who >> of & 1) == 0)).any():
+            raise Fault("a lane, or the one that it reads, is not among those that exchange", i)
+        taken = np.take_along_axis(value, of, 1)
         put(np.ascontiguousarray(taken).reshape(-1), mask)
         if put_valid:
             put_valid(inside.reshape(-1), mask)
@@ -74,5 +78,4 @@ def warp_barrier(machine: Any, i: Instruction) -> Any:
     """``bar.warp.sync``: the machine has waited for the lanes already."""
     if i.modifiers != ("warp", "sync"):
         raise Fault("a barrier of the block in the midst of a block of instructions", i)
-    whole(machine, i.operands[0], i)
     return lambda mask: None

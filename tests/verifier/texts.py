@@ -95,7 +95,7 @@ class Text:
     grid = 1                           # blocks, in a walk
 
 
-INDEXING = ("tiles", "place", "with_rows", "following", "first_seen", "end_seen", "free_from", "free_to")
+INDEXING = ("tiles", "place", "with_rows", "following", "first_round", "turn_at", "first_seen", "end_seen", "free_from", "free_to")
 
 
 def is_recurrence(plan: plans.ProgramPlan) -> bool:

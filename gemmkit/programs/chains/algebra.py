@@ -716,6 +716,11 @@ class Ranges:
         """Whether later rows visit fewer blocks, as keys do that only later queries see."""
         return self.visits_less and any(bound.slope > 0 for bound in self.begins) and not any(b.slope > 0 for b in self.ends)
 
+    def visit_all(self, chain: Chain) -> bool:
+        """Whether each tile visits all blocks of an axis."""
+        is_whole = not chain.has_length and chain.begin == "0" and chain.splits == 1 and chain.piece is None
+        return is_whole and not (self.visits_less and (self.begins or self.ends))
+
 
 def ranges_of(chain: Chain, signs: dict[str, float], commutes: bool) -> Ranges:
     """Of a program as it is traced. ``commutes``: its rounds may go from the last block to the first (`trials`)."""

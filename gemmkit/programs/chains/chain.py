@@ -19,6 +19,7 @@ from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value, refuse_
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 if TYPE_CHECKING:
+    from gemmkit.programs.chains.algebra import Ranges
     from gemmkit.programs.mapping import KernelLimits
 
 # Operations that passes put into a chain.
@@ -66,10 +67,20 @@ class Chain:
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
     shrinks: bool = False              # or fewer
+    visits_all: bool = False           # whether each tile visits all blocks of an axis
     start: Value | None = None
     unit: int = 1                      # of whole axes' columns, which zeros fill up: of those that a product sums over
     added: list[Value] = field(default_factory=list)           # `ADDED`, when they are no cells any more
     wide: bool = False                 # whether two warpgroups have a tile's rows, and half of wide axes' columns each
+
+    def given_to(self, ranges: Ranges) -> list[str]:
+        """What the functions of a text take, beside a row, that say which blocks a tile's rounds visit."""
+        given = [*([] if self.start is None else [self.begin]), *([self.stop] if self.has_length else []), "sizes"]
+        given += [self.extent_of(self.rows)] if self.piece is not None else []
+        if ranges.masks:
+            given += [stack.name for stack in self.stacks]
+            given += [self.extent_of(self.index)] if self.length is not None else []
+        return [*given, *(callee.name for callee in ranges.masks)]
 
     def half_of(self, dim: object) -> int:
         """Columns of a wide axis that each of two warpgroups has, in whole panels: of 320 each has 192. 0 of others."""

@@ -349,16 +349,6 @@ def given_to_pages(chain: Chain, block: OperandBlock, place: Callable[[Index], s
     return f"{index.extent.table.name}, {index.line.text(place)}, {at}, {stop}"
 
 
-def given_to_ranges(chain: Chain, ranges: Ranges) -> list[str]:
-    """What the functions of a text take, beside a row, that say which blocks a tile's rounds visit."""
-    given = [*([] if chain.start is None else [chain.begin]), *([chain.stop] if chain.has_length else []), "sizes"]
-    given += [chain.extent_of(chain.rows)] if chain.piece is not None else []
-    if ranges.masks:
-        given += [stack.name for stack in chain.stacks]
-        given += [chain.extent_of(chain.index)] if chain.length is not None else []
-    return [*given, *(callee.name for callee in ranges.masks)]
-
-
 # --------------------------------------------------------------------------------------------------
 # Rounds and tiles as text, for either role: what the scheduler has ordered, around the loops that it is ordered for.
 
@@ -491,7 +481,7 @@ class Role:
         if self.chain.is_straight:
             return
         n, step, length = self.n, self.step, self.chain.length
-        row, more = self.chain.rows.name, ", ".join(given_to_ranges(self.chain, self.ranges))
+        row, more = self.chain.rows.name, ", ".join(self.chain.given_to(self.ranges))
         visited = row if self.choice.cluster.is_single else f"{row} - rank * {self.choice.rows}"     # a cluster's first row
 
         def put(name: str, made: str) -> None:
@@ -540,7 +530,9 @@ class Role:
             shown = self.chain.shown
             self.put(f"{n}_free = {f'max({n}_free, {shown})' if self.ranges.begins else shown}")
         begins = self.first != "0"
-        if self.choice.descending:
+        if self.choice.staggered:
+            self.put(f"{n} = {self.uniform(f'first_round({row}, sizes)')}", f"{n}_first = 0 * {n}")
+        elif self.choice.descending:
             count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
             self.put(f"{n} = {self.first} + {count}" if begins else f"{n} = {count}")
         else:
@@ -553,6 +545,16 @@ class Role:
             return
         n, step, ranges = self.n, self.step, self.ranges
         tests, begins = self.kind == CONSUMER and self.has_tests, bool(ranges.begins) or self.chain.starts_within
+        if self.choice.staggered:                      # from its own first block down, and then from the last one
+            self.put(f"while {n} >= {n}_first:")
+            self.depth += 1
+            for more in (f" and {n} + {step} > {self.chain.stop}", "")[not (tests and ranges.has_free):]:
+                self.loop(f"{n} >= {n}_first{more}", tests and bool(more or not ranges.has_free))
+            second = self.uniform(f"first_round({self.chain.rows.name}, sizes)")
+            self.put(f"{n}_first = {second} + {step} if {n}_first == 0 else sizes.{n}",
+                     f"{n} = (blocks(sizes.{n}, {step}) - 1) * {step}")
+            self.depth -= 1
+            return
         free_end = f"{n}_tested" if ranges.ends else self.chain.stop
         if self.choice.descending:
             if tests and ranges.has_free:

@@ -81,6 +81,7 @@ class ScheduleChoice:
     anchored: bool = False
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
     ordered: bool = False
+    staggered: bool = False            # tiles that add in an order begin at blocks of their own
     shared: dict[Value, int] = field(default_factory=dict)     # offsets of computed values, which have two places each
     adding: int = 0                    # stages of what rounds add to an array, their offsets, and that of their barriers
     added_at: int = 0
@@ -408,6 +409,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
                           stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
                           cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=chain.unit,
                           ordered=bool(chain.added) and mapping.ordered is not False,
+                          staggered=bool(chain.added) and mapping.ordered is not False and descending and chain.visits_all,
                           half_of=chain.half_of)
 
 
@@ -482,8 +484,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
                              for x in chain.added for d in x.args)
 
     length = choice.blocks[chain.index.name]
-    choice.columns = () if choice.ordered or chain.wide or not choice.cluster.is_single or not kernel.uses_tma or (
-        length < SHORTEST_STAGED) else columns_begun(chain)          # where tiles add in an order, the warp passes turns on
+    choice.columns = () if (choice.ordered and not chain.visits_all) or chain.wide or not choice.cluster.is_single or not (
+        kernel.uses_tma) or length < SHORTEST_STAGED else columns_begun(chain)                # or the warp passes turns on
     choice.column_ring = ring_of_columns(chain, places, choice.columns)
     choice.columns = choice.columns if choice.column_ring is not None else ()
 

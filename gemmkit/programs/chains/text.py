@@ -27,16 +27,7 @@ from gemmkit.programs.chains.chain import (
     ProductPart,
     dots,
 )
-from gemmkit.programs.chains.elements import (
-    CONSUMER,
-    ELEMENTWISE,
-    Element,
-    Naming,
-    ProducerRole,
-    Role,
-    given_to_ranges,
-    scalar_text,
-)
+from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
 from gemmkit.programs.chains.merging import LENGTH
 from gemmkit.programs.chains.schedule import (
     Anchor,
@@ -53,7 +44,7 @@ from gemmkit.programs.chains.schedule import (
 )
 from gemmkit.programs.collectives import COLUMN, ROWS
 from gemmkit.programs.mapping import OutKind, Printed
-from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, there_and_back
+from gemmkit.programs.pieces import has_sections, places_of_pieces, places_of_rows, staggered, there_and_back
 from gemmkit.programs.rounds import ColumnRole, begun_below, column_stages
 from gemmkit.programs.sums import TURNS, Adder, handed_on
 from gemmkit.programs.text import BEFORE, EARLY, OWN_NAMES, listed
@@ -495,9 +486,9 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_seen", "following", "free_from",
-         "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section", "slot", "turns", "values", "which",
-         "with_rows")
+TAKEN = ("add", "begins", "bring", "columns", "end_seen", "ends", "first_column", "first_round", "first_seen",
+         "following", "free_from", "free_to", "i", "lane", "own", "pass_on", "passed", "place", "room", "section",
+         "slot", "turn_at", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
@@ -750,6 +741,8 @@ class ChainPrinter:
         if self.choice.longest_first and self.has_next:
             lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
                       *there_and_back(self.choice)]
+        if self.choice.staggered:
+            lines += ["", "", *staggered(self.chain, self.choice)]
         return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
 
 
@@ -762,7 +755,7 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
     m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
     count = chain.extent_of(chain.rows)
     last, stop = f"min({m} + {rows}, {count}) - 1", chain.stop
-    given = ", ".join([m, *(name.removeprefix("sizes.") for name in given_to_ranges(chain, ranges))])
+    given = ", ".join([m, *(name.removeprefix("sizes.") for name in chain.given_to(ranges))])
     keys, heads = chain.extent_of(chain.index), [stack.name for stack in chain.stacks[::-1]]
 
     def extreme(bounds: list, of_last: bool, asked: str = "visited") -> list[str]:
