@@ -163,6 +163,7 @@ Registers = dict[tuple[int, int], tuple[int, int]]
 # layouts and transforms needs more than one that starts copies; beside two consumers it keeps the 168 of the launch.
 STARTING: Registers = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 STREAMING: Registers = {**STARTING, (1, 2): (40, 232)}          # where it also finds its parts of a stream of k-tiles
+TEAM: Registers = {**STARTING, (1, 2): (32, 240)}               # where its threads copy scales
 WORKING: Registers = {(1, 3): (56, 152), (2, 2): (88, 168)}
 SQUEEZED: Registers = {(1, 2): (56, 224)}        # beside consumers with more than 128 registers of accumulators
 
@@ -239,6 +240,8 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
             if turn == team:
                 place = KTile(work.m, work.n, k, work.batch, rank, sizes)
                 state = spec.producer.fill(own, matrices, slot, place, kept, state)
+                if spec.mainloop.copies_scales:
+                    spec.mainloop.start(spec, slot, place)
             turn = (turn + 1) % spec.producer.teams
             slot = spec.pipeline.advance(slot)
             tile = following_k_tile(spec, work, tile)

@@ -32,6 +32,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot, 
 from gemmkit.kernels.sm90.kernel import (
     STARTING,
     STREAMING,
+    TEAM,
     WORKING,
     Producer,
     Registers,
@@ -335,13 +336,14 @@ def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
 @dataclass(frozen=True)
 class TmaProducer(Producer):
     """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
-    lists of them, and needs registers for it."""
+    lists of them, and needs registers for it. ``is_team``: the other threads copy what the mainloop asks for."""
 
     streams: bool = False
+    is_team: bool = False
 
     @property
     def registers(self) -> Registers:
-        return STREAMING if self.streams else STARTING
+        return STREAMING if self.streams else TEAM if self.is_team else STARTING
 
     @property
     def squeezed_registers(self) -> Registers:
@@ -351,10 +353,11 @@ class TmaProducer(Producer):
 
     @classmethod
     def of(cls, spec: Sm90Spec) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always)
+        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
+                   is_team=spec.mainloop.copies_scales)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
-        if thread_index() == 0:
+        if self.is_team or thread_index() == 0:
             fill_stages(spec, inputs, rank, shape, (), ())
 
     def team(self) -> int:
@@ -362,9 +365,10 @@ class TmaProducer(Producer):
 
     def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
         """TMA tells ``full`` itself when the bytes are there."""
-        spec.pipeline.acquire(slot)
-        spec.pipeline.expect(slot, self.tma_bytes)
-        start_copies(spec, inputs, spec.pipeline.full(), slot, at)
+        if not self.is_team or thread_index() == 0:
+            spec.pipeline.acquire(slot)
+            spec.pipeline.expect(slot, self.tma_bytes)
+            start_copies(spec, inputs, spec.pipeline.full(), slot, at)
         return state
 
 
