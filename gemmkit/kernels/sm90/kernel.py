@@ -163,7 +163,6 @@ Registers = dict[tuple[int, int], tuple[int, int]]
 # layouts and transforms needs more than one that starts copies; beside two consumers it keeps the 168 of the launch.
 STARTING: Registers = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 STREAMING: Registers = {**STARTING, (1, 2): (40, 232)}          # where it also finds its parts of a stream of k-tiles
-TEAM: Registers = {**STARTING, (1, 2): (32, 240)}               # where its threads copy scales
 WORKING: Registers = {(1, 3): (56, 152), (2, 2): (88, 168)}
 SQUEEZED: Registers = {(1, 2): (56, 224)}        # beside consumers with more than 128 registers of accumulators
 

@@ -32,7 +32,6 @@ from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot, 
 from gemmkit.kernels.sm90.kernel import (
     STARTING,
     STREAMING,
-    TEAM,
     WORKING,
     Producer,
     Registers,
@@ -343,7 +342,7 @@ class TmaProducer(Producer):
 
     @property
     def registers(self) -> Registers:
-        return STREAMING if self.streams else TEAM if self.is_team else STARTING
+        return STREAMING if self.streams or self.is_team else STARTING
 
     @property
     def squeezed_registers(self) -> Registers:
