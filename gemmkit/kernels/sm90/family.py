@@ -584,7 +584,8 @@ def mainloop_of(operator: Any, block: Tile, warp: Tile) -> WgmmaMainloop:
     if not base.promote:
         return SharedMainloop()
     if base.is_scaled:
-        return ScaledMainloop(block.size.M, base.N // base.width)
+        kind = base.kind
+        return ScaledMainloop(block.size.M if kind in (1, 4) else WARP_ROWS * (warp.size.M // 64), base.N // base.width, kind=kind, slots=base.slots)
     if base.promote > block.size.K:
         return PromotedMainloop(base.promote // block.size.K)
     pairs = PairMainloop.sets * (warp.size.M // 64) * base.N // 2 <= ACCUMULATORS or base is not operator
@@ -711,7 +712,7 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     if arrays is not None and (spec.has_c or spec.epilogue.alongside()):
         spec = with_ahead(spec, arrays)
     if isinstance(spec.mainloop, ScaledMainloop):
-        scales = memory.take(spec.stages * spec.mainloop.bytes_per_stage, 16)
+        scales = memory.take(spec.stages * spec.mainloop.bytes_per_stage or spec.warps * spec.mainloop.warp_bytes, 16)
         spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=scales))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     turns = OrderBarrier(2, barriers.take(2), True) if spec.is_pingpong else OrderBarrier()
@@ -759,7 +760,7 @@ def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     readers = (CLUSTER_WARPS if shares else WARPS) if by_warps else CLUSTER if shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
     empty_arrivals = consumers * spec.cluster.readers * (4 if by_warps else 1)
-    full_arrivals = spec.producer.full_arrivals + spec.mainloop.copies_scales * 32 * spec.producer.warps
+    full_arrivals = spec.producer.full_arrivals + spec.mainloop.copies_scales * 96
     pipeline = Pipeline(spec.stages, 0, full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
                         spec.cluster)
     return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))

@@ -356,7 +356,7 @@ class TmaProducer(Producer):
                    is_team=spec.mainloop.copies_scales)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
-        if self.is_team or thread_index() == 0:
+        if (self.is_team and thread_index() >= 32) or thread_index() == 0:
             fill_stages(spec, inputs, rank, shape, (), ())
 
     def team(self) -> int:
