@@ -206,9 +206,9 @@ class BlockScaledOp(WGMMAOp):
     rows: int = 1
     columns: int = BLOCK
     kind: int = 0
-    slots: int = 4
+    slots: int = 2
 
-    device_methods = (*WGMMAOp.device_methods, "copy_scales", "copy_scales_of_tile", "factors", "add_scaled")
+    device_methods = (*WGMMAOp.device_methods, "copy_scales", "copy_scales_of_tile", "copy_scales_of_blocks", "factors", "add_scaled")
     is_scaled = True
 
     def __post_init__(self) -> None:
@@ -258,6 +258,23 @@ class BlockScaledOp(WGMMAOp):
             if n < columns:
                 column = udiv(min(at.j + n * self.width, at.columns - 1), self.columns)
                 copy_async(ring, begin + rows + n, 0, self.scale_b, offset_of(self.scale_b, (block, column)), 1, True)
+
+    def copy_scales_of_blocks(self, ring: SharedPointer, begin: int, line: int, rows: int, columns: int, at: Any, block: int,
+                              count: int, end: int) -> None:
+        for first in range(0, count * rows, 32):
+            n = lane_index() + first
+            if n < count * rows:
+                k, m = udiv(n, rows), n % rows
+                row = udiv(min(at.i + 64 * udiv(m, 16) + m % 16, at.rows - 1), self.rows)
+                copy_async(ring, begin + k * line + m, 0, self.scale_a, offset_of(self.scale_a, (row, block + k)), 1,
+                           block + k < end)
+        for first in range(0, count * columns, 32):
+            n = lane_index() + first
+            if n < count * columns:
+                k, m = udiv(n, columns), n % columns
+                column = udiv(min(at.j + m * self.width, at.columns - 1), self.columns)
+                copy_async(ring, begin + k * line + rows + m, 0, self.scale_b, offset_of(self.scale_b, (block + k, column)), 1,
+                           block + k < end)
 
     def copy_scales_of_tile(self, scales: SharedPointer, begin: int, rows: int, columns: int, at: Any, thread: int,
                     threads: int) -> None:

@@ -265,12 +265,28 @@ class ScaledMainloop(AlternatingMainloop):
         if self.kind == 0:
             for ahead in range(self.slots - 1):
                 self.copy(spec, group, ahead, steps, work, shape)
+        elif self.kind == 3:
+            self.copy_blocks(spec, group, 0, steps, work, shape)
 
     def finish(self) -> None:
-        if self.kind == 0:
+        if self.kind == 0 or self.kind == 3:
             warp_barrier()
 
+    def copy_blocks(self, spec: Any, group: int, step: int, steps: int, work: Work, shape: StackShape) -> None:
+        first = udiv(work.k_begin, spec.block.size.K)
+        row = work.m + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS
+        spec.operator.copy_scales_of_blocks(self.ring(group), step % self.slots * self.line, self.line, self.rows, self.columns,
+                                            TileCoord(row, work.n, shape.M, shape.N), first + step, self.slots // 2, first + steps)
+        commit_copies()
+
     def factors(self, spec: Any, stage: int, group: int, step: int, steps: int, work: Work, shape: StackShape) -> tuple:
+        if self.kind == 3:
+            if step % (self.slots // 2) == 0:
+                wait_copies(0)
+                warp_barrier()
+                self.copy_blocks(spec, group, step + self.slots // 2, steps, work, shape)
+            begin = step % self.slots * self.line
+            return spec.operator.factors(self.ring(group), begin, 16, spec.fragments_m, begin + self.rows, self.columns)
         if self.kind == 0:
             wait_copies(self.slots - 2)
             warp_barrier()                             # all lanes' copies are there, and the oldest scales have been read
