@@ -221,7 +221,6 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
     zero = thread_index() * 0
     slot = Slot(zero, zero + 1)                        # a fresh pipeline is empty: the first round waits for no consumer
     turn, team, opened = zero, spec.producer.team(), zero - 1
-    behind = zero - 1
     at, end, step = spec.scheduler.begin(), spec.scheduler.end(shape), spec.scheduler.step()
     while at < end:
         here = of_part(spec, at)
@@ -240,14 +239,10 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
             if turn == team:
                 place = KTile(work.m, work.n, k, work.batch, rank, sizes)
                 state = spec.producer.fill(own, matrices, slot, place, kept, state)
-                if spec.mainloop.copies_scales:
-                    behind = spec.mainloop.start(spec, slot, place, behind)
             turn = (turn + 1) % spec.producer.teams
             slot = spec.pipeline.advance(slot)
             tile = following_k_tile(spec, work, tile)
         at = spec.scheduler.following(at, step)
-    if spec.mainloop.copies_scales:
-        spec.mainloop.end_copies(spec, behind)
     spec.producer.finish(spec, state, shape)
 
 

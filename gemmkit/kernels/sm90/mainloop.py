@@ -26,7 +26,7 @@ from gemmkit.lang.records import numbers_of
 from gemmkit.lang.registers import apply, fold, generate, is_pairwise, join, split, transform_pairs
 from gemmkit.layouts import Interleaved, Planes, Swizzled
 from gemmkit.operators.wgmma import within
-from gemmkit.ptx.copy_async import commit_copies, copies_arrive, wait_copies
+from gemmkit.ptx.copy_async import commit_copies, wait_copies
 from gemmkit.ptx.memory import first_elements, load_shared, pack_words, shared, unpack_words
 from gemmkit.ptx.mma import ldmatrix, round_word
 from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 # | `gemmkit.kernels.sm90.mainloop.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
 
 WARP_ROWS = 16                         # of a fragment that a warp has
-SCALES = 4                             # blocks whose scales are in shared memory at once
+SCALES = 2                             # blocks whose scales are in shared memory at once
 FLOAT = np.dtype(np.float32)
 
 
@@ -68,8 +68,6 @@ class WgmmaMainloop(Component):
     """``run`` gives a consumer's sums of ``steps`` stages of a tile, by fragments, and the slot after them."""
 
     readers_are_warps = False          # threads, not tensor cores alone, read the stages
-    copies_scales = False              # the producer's threads bring more than tiles (`ScaledMainloop`)
-    bytes_per_stage = 0                # that a stage takes beside its tiles
     sets = 1                           # of accumulators that a thread holds at once
 
     def held(self, fragments: int) -> int:
@@ -169,10 +167,11 @@ class AlternatingMainloop(WgmmaMainloop):
             spec.pipeline.wait(slot)
             if spec.producer.reader_fences:
                 fence_async()
-            sums = start_fragment(sums, 0, spec, a, b, slot.stage)
-            factors = self.factors(spec, slot.stage, group, step, steps, work, shape)
+            tiles = advance(a, slot.stage * spec.stage_bytes), advance(b, slot.stage * spec.stage_bytes)
+            sums = start_fragment(sums, 0, spec, tiles)
+            factors = self.factors(spec, group, step, steps, work, shape)
             total, sums = add_portion((total, sums), 0, self, spec, slot.stage, factors)
-            total, sums = fold(spec.fragments_m - 1, add_next, (total, sums), self, spec, a, b, slot.stage, factors)
+            total, sums = fold(spec.fragments_m - 1, add_next, (total, sums), self, spec, tiles, slot.stage, factors)
             slot = spec.pipeline.advance(slot)
         self.finish()
         return total, slot
@@ -183,7 +182,7 @@ class AlternatingMainloop(WgmmaMainloop):
     def finish(self) -> None:
         """After its last one."""
 
-    def factors(self, spec: Any, stage: int, group: int, step: int, steps: int, work: Work, shape: StackShape) -> tuple:
+    def factors(self, spec: Any, group: int, step: int, steps: int, work: Work, shape: StackShape) -> tuple:
         """What a consumer's sums of a stage are multiplied by; called while the first of its products are on their way."""
         return ()
 
@@ -192,12 +191,12 @@ class AlternatingMainloop(WgmmaMainloop):
         return apply(add_value, total, sums)
 
 
-def start_fragment(sums: tuple, i: int, spec: Any, a: int, b: int, stage: int) -> tuple:
-    """Start the products of a stage for fragment ``i``, as a group, in place of ``sums``."""
+def start_fragment(sums: tuple, i: int, spec: Any, tiles: tuple) -> tuple:
+    """Start the products of a stage for fragment ``i``, as a group, in place of ``sums``. ``tiles`` are the descriptors of
+    the stage's A and B."""
     wgmma_fence()
-    own = within(spec.a.plane, (i * spec.operator.M, 0), spec.a.tile.size)
-    sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes + own), advance(b, stage * spec.stage_bytes),
-                                  spec.a.shared, spec.b.shared, spec.block, 0)
+    a = advance(tiles[0], within(spec.a.plane, (i * spec.operator.M, 0), spec.a.tile.size))
+    sums = spec.operator.multiply(sums, a, tiles[1], spec.a.shared, spec.b.shared, spec.block, 0)
     wgmma_commit()
     return sums
 
@@ -218,8 +217,8 @@ def add_to_one(total: tuple, n: int, mainloop: Any, spec: Any, i: int, sums: tup
     return mainloop.added(total, sums, spec, factors, i) if n == i else total
 
 
-def add_next(state: tuple, n: int, mainloop: Any, spec: Any, a: int, b: int, stage: int, factors: tuple) -> tuple:
-    return add_portion((state[0], start_fragment(state[1], n + 1, spec, a, b, stage)), n + 1, mainloop, spec, stage, factors)
+def add_next(state: tuple, n: int, mainloop: Any, spec: Any, tiles: tuple, stage: int, factors: tuple) -> tuple:
+    return add_portion((state[0], start_fragment(state[1], n + 1, spec, tiles)), n + 1, mainloop, spec, stage, factors)
 
 
 @dataclass(frozen=True)
@@ -228,22 +227,12 @@ class ScaledMainloop(AlternatingMainloop):
 
     Each warp copies the scales of its ``rows`` and of ``columns`` of the tile into a ring of its own in shared memory
     (cp.async), `SCALES` - 1 blocks before they are needed. (Loads into registers are waited for in the round that starts
-    them: ptxas moves what it takes for uniform to uniform registers at once.)
+    them: ptxas moves what it takes for uniform to uniform registers at once. @P@)
     """
 
     rows: int
     columns: int
     offset: int = 0
-    kind: int = 0
-    slots: int = 4
-
-    @property
-    def readers_are_warps(self) -> bool:
-        return self.kind in (1, 4)
-
-    @property
-    def copies_scales(self) -> bool:
-        return self.kind in (1, 4)
 
     @property
     def line(self) -> int:
@@ -252,83 +241,35 @@ class ScaledMainloop(AlternatingMainloop):
 
     @property
     def warp_bytes(self) -> int:
-        return self.slots * self.line * FLOAT.itemsize
-
-    @property
-    def bytes_per_stage(self) -> int:
-        return self.line * FLOAT.itemsize if self.kind in (1, 4) else 0
-
-    def ring(self, group: int) -> Any:
-        return shared(FLOAT, self.offset + (4 * group + udiv(thread_index() % 128, 32)) * self.warp_bytes)
+        return SCALES * self.line * FLOAT.itemsize
 
     def begin(self, spec: Any, group: int, steps: int, work: Work, shape: StackShape) -> None:
-        if self.kind == 0:
-            for ahead in range(self.slots - 1):
-                self.copy(spec, group, ahead, steps, work, shape)
-        elif self.kind == 3:
-            self.copy_blocks(spec, group, 0, steps, work, shape)
+        for ahead in range(SCALES - 1):
+            self.copy(spec, group, ahead, steps, work, shape)
 
     def finish(self) -> None:
-        if self.kind == 0 or self.kind == 3:
-            warp_barrier()
+        warp_barrier()
 
-    def copy_blocks(self, spec: Any, group: int, step: int, steps: int, work: Work, shape: StackShape) -> None:
-        first = udiv(work.k_begin, spec.block.size.K)
-        row = work.m + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS
-        spec.operator.copy_scales_of_blocks(self.ring(group), step % self.slots * self.line, self.line, self.rows, self.columns,
-                                            TileCoord(row, work.n, shape.M, shape.N), first + step, self.slots // 2, first + steps)
-        commit_copies()
+    def factors(self, spec: Any, group: int, step: int, steps: int, work: Work, shape: StackShape) -> tuple:
+        wait_copies(SCALES - 2)
+        warp_barrier()                                 # all lanes' copies are there, and the oldest scales have been read
+        self.copy(spec, group, step + SCALES - 1, steps, work, shape)
+        return spec.operator.factors(self.ring(group), step % SCALES * self.line, self.rows, self.columns)
 
-    def factors(self, spec: Any, stage: int, group: int, step: int, steps: int, work: Work, shape: StackShape) -> tuple:
-        if self.kind == 3:
-            if step % (self.slots // 2) == 0:
-                wait_copies(0)
-                warp_barrier()
-                self.copy_blocks(spec, group, step + self.slots // 2, steps, work, shape)
-            begin = step % self.slots * self.line
-            return spec.operator.factors(self.ring(group), begin, 16, spec.fragments_m, begin + self.rows, self.columns)
-        if self.kind == 0:
-            wait_copies(self.slots - 2)
-            warp_barrier()                             # all lanes' copies are there, and the oldest scales have been read
-            self.copy(spec, group, step + self.slots - 1, steps, work, shape)
-            begin = step % self.slots * self.line
-            return spec.operator.factors(self.ring(group), begin, 16, spec.fragments_m, begin + self.rows, self.columns)
-        if self.kind == 1 or self.kind == 4:
-            begin = stage * self.line
-            row = begin + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS
-            return spec.operator.factors(shared(FLOAT, self.offset), row, 64, spec.fragments_m, begin + self.rows, self.columns)
-        return spec.operator.factors(shared(FLOAT, self.offset), 0, 16, spec.fragments_m, self.rows, self.columns)
+    def added(self, total: tuple, sums: tuple, spec: Any, factors: tuple, i: int) -> tuple:
+        return spec.operator.add_scaled(total, sums, factors, i)
+
+    def ring(self, group: int) -> Any:
+        """The warp's scales."""
+        return shared(FLOAT, self.offset + (4 * group + udiv(thread_index() % 128, 32)) * self.warp_bytes)
 
     def copy(self, spec: Any, group: int, step: int, steps: int, work: Work, shape: StackShape) -> None:
         """Start the copies of a step's scales, if there is one. They are a group in either case."""
         if step < steps:
             row = work.m + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS
-            spec.operator.copy_scales(self.ring(group), step % self.slots * self.line, self.rows, self.columns,
+            spec.operator.copy_scales(self.ring(group), step % SCALES * self.line, self.rows, self.columns,
                                       TileCoord(row, work.n, shape.M, shape.N), udiv(work.k_begin, spec.block.size.K) + step)
         commit_copies()
-
-    def start(self, spec: Any, slot: Slot, at: KTile, behind: int) -> int:
-        """Start the copies of a stage's scales by all threads of a team; ``full`` waits for them."""
-        if thread_index() >= 32:
-            spec.pipeline.acquire(slot)
-            spec.operator.copy_scales_of_tile(shared(FLOAT, self.offset), slot.stage * self.line, self.rows, self.columns, at,
-                                              thread_index() - 32, 96)
-            if self.kind == 1:
-                copies_arrive(spec.pipeline.full(), slot.stage)
-            else:
-                commit_copies()
-                if behind >= 0:
-                    wait_copies(1)
-                    spec.pipeline.commit(Slot(behind, slot.phase))
-        return slot.stage
-
-    def end_copies(self, spec: Any, behind: int) -> None:
-        if self.kind == 4 and thread_index() >= 32 and behind >= 0:
-            wait_copies(0)
-            spec.pipeline.commit(Slot(behind, behind))
-
-    def added(self, total: tuple, sums: tuple, spec: Any, factors: tuple, i: int) -> tuple:
-        return spec.operator.add_scaled(total, sums, factors, i)
 
 
 def start_stage(spec: Any, a: int, b: int, slot: Slot, sums: tuple, done: int) -> tuple:

@@ -13,9 +13,9 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.blas import CONJUGATE
 from gemmkit.epilogues import ReLU, Residual
+from gemmkit.kernels.sm90.mainloop import AlternatingMainloop
 from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp, dual
-from gemmkit.kernels.sm90.mainloop import AlternatingMainloop
 from gemmkit.plans.ahead import CompiledKernel, compile_config, recorded
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Map
