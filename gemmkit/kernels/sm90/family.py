@@ -404,8 +404,8 @@ class Sm90Spec(Spec):
 
     @cached_property
     def bytes_per_stage(self) -> int:
-        """Shared memory that one more stage takes: its tiles and its barriers."""
-        return self.stage_bytes + self.pipeline.nbytes // self.stages
+        """Shared memory that one more stage takes: its tiles, what the mainloop has beside them, and its barriers."""
+        return self.stage_bytes + self.mainloop.bytes_per_stage + self.pipeline.nbytes // self.stages
 
     @cached_property
     def tma_bytes(self) -> int:
@@ -584,7 +584,7 @@ def mainloop_of(operator: Any, block: Tile, warp: Tile) -> WgmmaMainloop:
     if not base.promote:
         return SharedMainloop()
     if base.is_scaled:
-        return ScaledMainloop(WARP_ROWS * (warp.size.M // FRAGMENT_ROWS), base.N // base.width)
+        return ScaledMainloop(block.size.M, base.N // base.width)
     if base.promote > block.size.K:
         return PromotedMainloop(base.promote // block.size.K)
     pairs = PairMainloop.sets * (warp.size.M // 64) * base.N // 2 <= ACCUMULATORS or base is not operator
@@ -711,8 +711,8 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     if arrays is not None and (spec.has_c or spec.epilogue.alongside()):
         spec = with_ahead(spec, arrays)
     if isinstance(spec.mainloop, ScaledMainloop):
-        ring = memory.take(spec.warps * spec.mainloop.warp_bytes, 16)
-        spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=ring))
+        scales = memory.take(spec.stages * spec.mainloop.bytes_per_stage, 16)
+        spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=scales))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     turns = OrderBarrier(2, barriers.take(2), True) if spec.is_pingpong else OrderBarrier()
     exchange = spec.exchange
@@ -759,7 +759,8 @@ def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     readers = (CLUSTER_WARPS if shares else WARPS) if by_warps else CLUSTER if shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
     empty_arrivals = consumers * spec.cluster.readers * (4 if by_warps else 1)
-    pipeline = Pipeline(spec.stages, 0, spec.producer.full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
+    full_arrivals = spec.producer.full_arrivals + 32 * spec.producer.copiers * spec.mainloop.copies_scales
+    pipeline = Pipeline(spec.stages, 0, full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
                         spec.cluster)
     return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
 
