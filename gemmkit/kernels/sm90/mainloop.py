@@ -68,12 +68,19 @@ class WgmmaMainloop(Component):
 
     readers_are_warps = False          # threads, not tensor cores alone, read the stages
     copies_scales = False              # the producer's threads bring more than tiles (`ScaledMainloop`)
-    bytes_per_stage = 0                # that a stage takes beside its tiles
     sets = 1                           # of accumulators that a thread holds at once
+
+    @property
+    def bytes_per_stage(self) -> int:
+        """Shared memory that a stage takes beside its tiles."""
+        return 0
 
     def held(self, fragments: int) -> int:
         """Of how many fragments a thread has registers for the accumulators."""
         return self.sets * fragments
+
+    def start_copies(self, spec: Any, slot: Slot, at: KTile) -> None:
+        """Where it ``copies_scales``: a producer's thread starts its copies, and arrives at ``full`` when they are done."""
 
     def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         raise NotImplementedError
@@ -219,7 +226,7 @@ class ScaledMainloop(AlternatingMainloop):
     """`AlternatingMainloop` of blocks with scales (`BlockScaledOp`), by which their sums are multiplied on the way.
 
     Threads of the producer copy the scales of a stage's ``rows`` and ``columns`` (cp.async) behind all stages, ``offset``
-    bytes into shared memory. (Consumers that copy them themselves take 1.05 to 1.15 times as long by tiles of 256 x 128.)
+    bytes into shared memory. (Consumers that copy them themselves take 1.09 to 1.15 times as long by tiles of 256 x 128.)
     """
 
     rows: int
@@ -238,7 +245,6 @@ class ScaledMainloop(AlternatingMainloop):
         return self.line * FLOAT.itemsize
 
     def start_copies(self, spec: Any, slot: Slot, at: KTile) -> None:
-        """A producer's thread starts its copies of a stage's scales, and arrives at ``full`` when they are done."""
         spec.pipeline.acquire(slot)
         spec.operator.copy_scales(shared(FLOAT, self.offset), slot.stage * self.line, self.rows, self.columns, at,
                                   thread_index() % (32 * spec.producer.copiers), 32 * spec.producer.copiers)
