@@ -243,44 +243,47 @@ class BlockScaledOp(WGMMAOp):
 
     # -- device -----------------------------------------------------------------------------------------------------
 
-    def copy_scales(self, ring: SharedPointer, begin: int, rows: int, columns: int, at: Any, block: int) -> None:
-        """Start a warp's copies of a block's scales: those of its ``rows`` (16 of each fragment), then those of ``columns``.
-        ``at`` is its first element of D."""
-        for first in range(0, rows, 32):
-            n = lane_index() + first
+    def copy_scales(self, scales: SharedPointer, begin: int, rows: int, columns: int, at: Any, thread: int,
+                    threads: int) -> None:
+        """Start a thread's copies, one of ``threads``, of a stage's scales: those of the tile's ``rows``, then those of its
+        ``columns``. ``at`` is where the stage begins."""
+        block = udiv(at.k, BLOCK)
+        for first in range(0, rows, threads):
+            n = thread + first
             if n < rows:
-                row = udiv(min(at.i + 64 * udiv(n, 16) + n % 16, at.rows - 1), self.rows)
-                copy_async(ring, begin + n, 0, self.scale_a, offset_of(self.scale_a, (row, block)), 1, True)
-        for first in range(0, columns, 32):
-            n = lane_index() + first
+                row = udiv(min(at.m + n, at.shape.M - 1), self.rows)
+                copy_async(scales, begin + n, 0, self.scale_a, offset_of(self.scale_a, (row, block)), 1, True)
+        for first in range(0, columns, threads):
+            n = thread + first
             if n < columns:
-                column = udiv(min(at.j + n * self.width, at.columns - 1), self.columns)
-                copy_async(ring, begin + rows + n, 0, self.scale_b, offset_of(self.scale_b, (block, column)), 1, True)
+                column = udiv(min(at.n + n * self.width, at.shape.N - 1), self.columns)
+                copy_async(scales, begin + rows + n, 0, self.scale_b, offset_of(self.scale_b, (block, column)), 1, True)
 
-    def factors(self, ring: SharedPointer, begin: int, rows: int, columns: int) -> Elements:
-        """By a thread's rows (two of each fragment), then by its columns: what sums of a block are multiplied by."""
+    def factors(self, scales: SharedPointer, rows: int, fragments: int, begin: int, columns: int) -> Elements:
+        """By a thread's rows (two of each fragment), then by its columns: what sums of a block are multiplied by. ``rows``
+        and ``begin`` are where the scales of a warp's rows and of the columns stand."""
         if self.columns == 1:                          # a thread has two of eight
-            of_columns = join(generate(columns // 8, _two_scales, ring, begin + lane_index() % 4 * 2, rows))
+            of_columns = join(generate(columns // 8, _two_scales, scales, begin + lane_index() % 4 * 2))
         else:
-            of_columns = generate(columns, _scale, ring, begin, rows)
-        return apply(_times, generate(rows // 8, _scale_of_row, ring, begin + udiv(lane_index(), 4)), of_columns)
+            of_columns = generate(columns, _scale, scales, begin)
+        return apply(_times, generate(2 * fragments, _scale_of_row, scales, rows + udiv(lane_index(), 4)), of_columns)
 
-    def add_scaled(self, totals: Elements, sums: Elements, factors: Elements) -> Elements:
-        """The accumulators of all fragments, and the sums of a block in accumulators of their own."""
-        return apply(_add_scaled_fragment, totals, self, sums, factors)
-
-
-def _scale_of_row(n: int, ring: SharedPointer, begin: int) -> Any:
-    """A thread has a row and the eighth behind it."""
-    return load_shared(ring, begin, 8 * n, 1)[0]
+    def add_scaled(self, total: Elements, sums: Elements, factors: Elements, i: int) -> Elements:
+        """The accumulators of fragment ``i``, and the sums of a block in accumulators of their own."""
+        return apply(_add_scaled, total, self, sums, factors, i)
 
 
-def _two_scales(n: int, ring: SharedPointer, begin: int, rows: int) -> Any:
-    return load_shared(ring, begin, rows + 8 * n, 2)
+def _scale_of_row(n: int, scales: SharedPointer, begin: int) -> Any:
+    """A thread has a row and the eighth behind it of each fragment."""
+    return load_shared(scales, begin, n // 2 * 64 + n % 2 * 8, 1)[0]
 
 
-def _scale(n: int, ring: SharedPointer, begin: int, rows: int) -> Any:
-    return load_shared(ring, begin, rows + n, 1)[0]
+def _two_scales(n: int, scales: SharedPointer, begin: int) -> Any:
+    return load_shared(scales, begin, 8 * n, 2)
+
+
+def _scale(n: int, scales: SharedPointer, begin: int) -> Any:
+    return load_shared(scales, begin, n, 1)[0]
 
 
 def _times(row: Numeric, n: int, columns: Elements) -> Elements:
@@ -291,13 +294,9 @@ def _product(column: Numeric, n: int, row: Numeric) -> Any:
     return row * column
 
 
-def _add_scaled_fragment(total: Elements, m: int, operator: BlockScaledOp, sums: Elements, factors: Elements) -> Elements:
-    return apply(_add_scaled, total, operator, sums[m], factors, m)
-
-
-def _add_scaled(total: Numeric, n: int, operator: BlockScaledOp, sums: Elements, factors: tuple[Any, ...], m: int) -> Any:
+def _add_scaled(total: Numeric, n: int, operator: BlockScaledOp, sums: Elements, factors: tuple[Any, ...], i: int) -> Any:
     column = n // 4 * 2 + n % 2 if operator.columns == 1 else n // 4 * 8 // operator.width
-    return fma(sums[n], factors[2 * m + n // 2 % 2][column], total)
+    return fma(sums[n], factors[2 * i + n // 2 % 2][column], total)
 
 
 def within(layout: Swizzled, coord: tuple[int, int], size: Coord) -> int:

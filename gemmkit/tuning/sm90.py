@@ -631,7 +631,10 @@ def _fill_d(values: dict[str, Any]) -> None:
     N //= d.folds
     columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
     if "shared_d_layout" not in values:
-        values["shared_d_layout"] = _swizzled(axis, d.dtype, _width((columns if axis == 1 else 64) * d.dtype.itemsize))
+        width = _width((columns if axis == 1 else 64) * d.dtype.itemsize)
+        if values["operator"].is_scaled and values["block_shape"].size.M > 128:
+            width = min(width, 64)                     # leaves a fourth stage its space beside the scales
+        values["shared_d_layout"] = _swizzled(axis, d.dtype, width)
 
 
 def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:

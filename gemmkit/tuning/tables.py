@@ -193,7 +193,8 @@ UNALIGNED = (
 )
 # A thread holds sums that are promoted twice.
 PROMOTED = (
-    (128, 128, "cooperative", 8, (1, 2), 600, 4000, 0),
+    (256, 128, "cooperative", 8, (1, 1), 1230, 6000, 0),
+    (128, 128, "cooperative", 8, (1, 2), 640, 4000, 0),
     (128, 192, "cooperative", 8, (2, 1), 900, 5000, 0),
     (128, 160, "cooperative", 8, (2, 1), 760, 4500, 0),
     (64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
@@ -221,10 +222,12 @@ UNALIGNED_PROMOTED = (                 # M, N, schedule, warps, cluster, cycles 
     (64, 96, "cooperative", 4, (1, 1), 463, (1, 2)),
     (64, 64, "cooperative", 4, (1, 1), 393, (1, 2, 4)),
 )
-# With block scales a thread holds sums twice as well. The first three are fitted to an H200 (2026-11-29): by the fastest
-# mapping tried, which the model chooses, 4096 x 7168 x 16384, 8192^3 and 4096 x 4096 x 7168 take 807, 871 and 222 us.
-# Clusters of 2x2 gain nothing, and neither do turns of the consumers at the tensor cores.
+# With block scales a thread holds sums beside totals as well. The first three are fitted to an H200 (2026-11-30, at its
+# power limit): 4096 x 7168 x 16384 takes 863 us by 256x128 and 914 by 128x192 (`torch._scaled_mm` 870), 8192^3 1005 and 978
+# (994), 4096 x 4096 x 7168 217 and 240 (232). Clusters that share A or B, 2x2 among them, cost 256x128 a few percent;
+# three consumers, StreamK and turns of the consumers at the tensor cores gain nothing.
 SCALED = (
+    (256, 128, "cooperative", 8, (1, 1), 1400, 6000, 0),
     (128, 192, "cooperative", 8, (2, 1), 1035, 5000, 0),
     (128, 160, "cooperative", 8, (2, 1), 915, 4500, 0),
     (128, 128, "cooperative", 8, (1, 2), 750, 4000, 0),

@@ -12,6 +12,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.kernels.rows import RegisterRow, StreamedRow
+from gemmkit.plans.launch import forget
 from gemmkit.runtime import device
 from gemmkit.tuning import problems
 from tests.support import row_programs as listing
@@ -111,6 +112,7 @@ def test_what_is_not_finite() -> None:
 @pytest.mark.parametrize("source", [RegisterRow, StreamedRow])
 @pytest.mark.parametrize("columns", [300, 301])
 def test_rows_that_no_block_can_hold_are_loaded_anew(drawn: Any, source: Any, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()                                           # what was chosen within other limits
     monkeypatch.setattr(problems, "MOST_WARPS", 4 if source is RegisterRow else 2)
     monkeypatch.setattr(problems, "MOST_PIECES", 4 if source is RegisterRow else 1)
     arrays = [drawn(2, columns), drawn(2, columns), drawn(columns), empty(2, columns), empty(2, columns), empty(2)]

@@ -19,6 +19,7 @@ SCHEDULES: dict[str, tuple[int, int, str, tuple[int, int]]] = {
     "one": (64, 4, "cooperative", (1, 1)),
     "two": (128, 8, "cooperative", (1, 1)),
     "three": (192, 12, "cooperative", (1, 1)),
+    "tall": (128, 4, "cooperative", (1, 1)),
     "pingpong": (64, 8, "pingpong", (1, 1)),
     "one-2x1": (64, 4, "cooperative", (2, 1)),
     "one-1x2": (64, 4, "cooperative", (1, 2)),

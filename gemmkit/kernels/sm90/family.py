@@ -166,8 +166,8 @@ def _validate_tiles(config: Config) -> None:
          f"{operator.K}")
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
-    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4
-    registers *= accumulator_sets(config.operator, config.block_shape, config.compute_warp)
+    fragments = mainloop_of(config.operator, config.block_shape, config.compute_warp).held(group.M // 64)
+    registers = parts * fragments * operator.N // 2 * operator.accumulator.itemsize // 4
     own = operator.N // 2 * operator.accumulator.itemsize // 4
     rule(config.threads <= 384 or own <= 96, "operator", operator,
          f"a block of {config.threads} threads begins with 128 registers each, and one instruction would need {own} for its "
@@ -181,8 +181,9 @@ def _validate_tiles(config: Config) -> None:
 def _validate_scaled(config: Config) -> None:
     operator: Any = config.operator
     rule(not isinstance(operator, Algebra), "operator", operator, "numbers of several parts have no block scales")
-    rule(operator.columns == BLOCK or operator.N <= BLOCK, "operator", operator, "a thread would hold a scale for each of "
-         f"its columns beside two sets of accumulators, for which N={BLOCK} leaves registers; use a smaller N")
+    held = (config.compute_warp.size.M // 64 + 1) * operator.N // 2
+    rule(operator.columns == BLOCK or held <= 128, "operator", operator, lambda: "a thread would hold a scale for each of "
+         f"its columns beside {held} accumulators, and 128 leave registers for them; use a smaller N")
     rule(config.block_shape.size.K == BLOCK, "block_shape", config.block_shape, f"a stage is a block of {BLOCK} elements "
          "along K")
     rule(config.condition.is_always, "condition", config.condition, "a condition leaves k-tiles out, and scales are read of "
@@ -315,7 +316,7 @@ class Sm90Spec(Spec):
     def is_squeezed(self) -> bool:
         """Whether accumulators leave a consumer few registers: more than 128 of them."""
         fragment = self.operator.fragment_c
-        return self.mainloop.sets * self.fragments_m * fragment.count * fragment.dtype.itemsize // 4 > 128
+        return self.mainloop.held(self.fragments_m) * fragment.count * fragment.dtype.itemsize // 4 > 128
 
     @cached_property
     def most_staged(self) -> int:
@@ -405,8 +406,8 @@ class Sm90Spec(Spec):
 
     @cached_property
     def bytes_per_stage(self) -> int:
-        """Shared memory that one more stage takes: its tiles and its barriers."""
-        return self.stage_bytes + self.pipeline.nbytes // self.stages
+        """Shared memory that one more stage takes: its tiles, what the mainloop has beside them, and its barriers."""
+        return self.stage_bytes + self.mainloop.bytes_per_stage + self.pipeline.nbytes // self.stages
 
     @cached_property
     def tma_bytes(self) -> int:
@@ -578,24 +579,21 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
 def _mainloop(spec: Sm90Spec) -> WgmmaMainloop:
     if spec.a.observer is not None:
         return ObservedMainloop()
-    if spec.operator.is_scaled:
-        operator: Any = spec.operator
-        return ScaledMainloop(WARP_ROWS * spec.fragments_m, operator.N // operator.width)
-    stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
-    if stages > 1:
-        return PromotedMainloop(stages)
-    sets = accumulator_sets(spec.operator, spec.block, spec.compute_warp)
-    return {1: SharedMainloop, 2: AlternatingMainloop, 3: PairMainloop}[sets]()
+    return mainloop_of(spec.operator, spec.block, spec.compute_warp)
 
 
-def accumulator_sets(operator: Any, block: Tile, warp: Tile) -> int:
-    """Sets of accumulators of a thread: beside the total that of a stage, or those of two stages where there are registers
-    for them. (Numbers of several parts have no mainloop for one.)"""
+def mainloop_of(operator: Any, block: Tile, warp: Tile) -> WgmmaMainloop:
+    """That of plain operands in shared memory: sums are added to a total in portions, of two stages in turn where there are
+    registers for them. (Numbers of several parts have no mainloop for one.)"""
     base = units(operator)
     if not base.promote:
-        return 1
-    pairs = 3 * (warp.size.M // 64) * base.N // 2 <= ACCUMULATORS or base is not operator
-    return 3 if base.promote > block.size.K or (pairs and not base.is_scaled) else 2
+        return SharedMainloop()
+    if base.is_scaled:
+        return ScaledMainloop(block.size.M, base.N // base.width)
+    if base.promote > block.size.K:
+        return PromotedMainloop(base.promote // block.size.K)
+    pairs = PairMainloop.sets * (warp.size.M // 64) * base.N // 2 <= ACCUMULATORS or base is not operator
+    return PairMainloop() if pairs else AlternatingMainloop()
 
 
 # -- routes -----------------------------------------------------------------------------------------------------------
@@ -718,8 +716,8 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     if arrays is not None and (spec.has_c or spec.epilogue.alongside()):
         spec = with_ahead(spec, arrays)
     if isinstance(spec.mainloop, ScaledMainloop):
-        ring = memory.take(spec.warps * spec.mainloop.warp_bytes, 16)
-        spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=ring))
+        scales = memory.take(spec.stages * spec.mainloop.bytes_per_stage, 16)
+        spec = dataclasses.replace(spec, mainloop=dataclasses.replace(spec.mainloop, offset=scales))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     turns = OrderBarrier(2, barriers.take(2), True) if spec.is_pingpong else OrderBarrier()
     exchange = spec.exchange
@@ -766,7 +764,8 @@ def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     readers = (CLUSTER_WARPS if shares else WARPS) if by_warps else CLUSTER if shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
     empty_arrivals = consumers * spec.cluster.readers * (4 if by_warps else 1)
-    pipeline = Pipeline(spec.stages, 0, spec.producer.full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
+    full_arrivals = spec.producer.full_arrivals + 32 * spec.producer.copiers * spec.mainloop.copies_scales
+    pipeline = Pipeline(spec.stages, 0, full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
                         spec.cluster)
     return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
 

@@ -201,6 +201,11 @@ class Producer(Component):
         """Fill the stages of all tiles of D that are this block's."""
         fill_stages(spec, inputs, rank, shape, (), ())
 
+    @property
+    def copiers(self) -> int:
+        """Warps of a team that copy scales (`ScaledMainloop`)."""
+        return self.warps
+
     def team(self) -> int:
         """This thread's team."""
         return udiv(uniform(udiv(thread_index(), 32)), self.warps)
@@ -239,11 +244,18 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
             if turn == team:
                 place = KTile(work.m, work.n, k, work.batch, rank, sizes)
                 state = spec.producer.fill(own, matrices, slot, place, kept, state)
+                if spec.mainloop.copies_scales and copies(spec):
+                    spec.mainloop.start_copies(spec, slot, place)
             turn = (turn + 1) % spec.producer.teams
             slot = spec.pipeline.advance(slot)
             tile = following_k_tile(spec, work, tile)
         at = spec.scheduler.following(at, step)
     spec.producer.finish(spec, state, shape)
+
+
+def copies(spec: Sm90Spec) -> bool:
+    """Whether this thread copies scales: TMA's warp has enough to do."""
+    return spec.producer.copiers == spec.producer.warps or thread_index() >= 32
 
 
 def rank_of(spec: Sm90Spec) -> int:

@@ -339,13 +339,14 @@ class PlacedTma(Tma):
 @dataclass(frozen=True)
 class TmaProducer(Producer):
     """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
-    lists of them, and needs registers for it."""
+    lists of them, and needs registers for it. ``is_team``: other warps copy scales."""
 
     streams: bool = False
+    is_team: bool = False
 
     @property
     def registers(self) -> Registers:
-        return STREAMING if self.streams else STARTING
+        return STREAMING if self.streams or self.is_team else STARTING
 
     @property
     def squeezed_registers(self) -> Registers:
@@ -353,12 +354,17 @@ class TmaProducer(Producer):
 
     full_arrivals = 1
 
+    @property
+    def copiers(self) -> int:
+        return self.warps - 1
+
     @classmethod
     def of(cls, spec: Sm90Spec) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always)
+        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
+                   is_team=spec.mainloop.copies_scales)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
-        if thread_index() == 0:
+        if thread_index() == 0 or (self.is_team and thread_index() >= 32):
             fill_stages(spec, inputs, rank, shape, (), ())
 
     def team(self) -> int:
@@ -366,9 +372,10 @@ class TmaProducer(Producer):
 
     def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
         """TMA tells ``full`` itself when the bytes are there."""
-        spec.pipeline.acquire(slot)
-        spec.pipeline.expect(slot, self.tma_bytes)
-        start_copies(spec, inputs, spec.pipeline.full(), slot, at)
+        if not self.is_team or thread_index() == 0:
+            spec.pipeline.acquire(slot)
+            spec.pipeline.expect(slot, self.tma_bytes)
+            start_copies(spec, inputs, spec.pipeline.full(), slot, at)
         return state
 
 

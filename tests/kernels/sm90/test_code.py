@@ -13,6 +13,7 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.blas import CONJUGATE
 from gemmkit.epilogues import ReLU, Residual
+from gemmkit.kernels.sm90.mainloop import AlternatingMainloop
 from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp, dual
 from gemmkit.plans.ahead import CompiledKernel, compile_config, recorded
@@ -61,11 +62,13 @@ class Code:
         assert [self.count(opcode) for opcode in ("LDL", "STL", "CALL")] == [0, 0, 0]
 
     def check_asynchronous(self, opcode: str = "HGMMA") -> None:
-        """Of the products of a stage only the last signals (gsb0): where each does, the assembler has made them wait for
-        each other."""
+        """Of the products of a stage (of a fragment, if these are promoted one by one) only the last signals (gsb0): where
+        each does, the assembler has made them wait for each other."""
         issued = [line for line in self.lines if "GMMA" in line]
         assert issued and all(opcode in line for line in issued)
-        group = self.conf.compute_warp.size.M // 64 * (self.conf.block_shape.size.K // self.conf.operator.K)
+        spec: Any = self.conf.spec()
+        fragments = 1 if isinstance(spec.mainloop, AlternatingMainloop) else self.conf.compute_warp.size.M // 64
+        group = fragments * (self.conf.block_shape.size.K // self.conf.operator.K)
         assert len(issued) % group == 0
         assert ["gsb0" in line for line in issued] == ([False] * (group - 1) + [True]) * (len(issued) // group)
 

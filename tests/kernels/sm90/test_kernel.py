@@ -13,6 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
+from gemmkit.kernels.sm90.mainloop import AlternatingMainloop
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile
@@ -143,6 +144,14 @@ def test_types(machine: Any, name: str, rng: np.random.Generator) -> None:
     conf = mapping("pingpong" if "16" in name else "one", operator, a=RowMajor, b=ColMajor, d=RowMajor(d))
     for m, n, k in ([(72, 48, 2 * conf.block_shape.size.K + 16)] if machine.emulated else [(520, 272, 528), (72, 1008, 48)]):
         check(machine, conf, rng, m, n, k)
+
+
+@on_machines
+def test_fragments_are_promoted_one_by_one(machine: Any, rng: np.random.Generator) -> None:
+    """A thread has the totals of two fragments, and registers for the sums of one of them beside."""
+    conf: Any = mapping("tall", WGMMAOp(72, E4M3, promote=128), a=RowMajor, b=ColMajor)
+    assert type(conf.spec().mainloop) is AlternatingMainloop
+    check(machine, conf, rng, *((136, 80, 272) if machine.emulated else (1040, 1008, 1040)))
 
 
 @pytest.mark.sample(6)
