@@ -222,10 +222,9 @@ UNALIGNED_PROMOTED = (                 # M, N, schedule, warps, cluster, cycles 
     (64, 96, "cooperative", 4, (1, 1), 463, (1, 2)),
     (64, 64, "cooperative", 4, (1, 1), 393, (1, 2, 4)),
 )
-# With block scales a thread holds sums beside totals as well. The first three are fitted to an H200 (2026-11-30, at its
-# power limit): 4096 x 7168 x 16384 takes 863 us by 256x128 and 914 by 128x192 (`torch._scaled_mm` 870), 8192^3 1005 and 978
-# (994), 4096 x 4096 x 7168 217 and 240 (232). Clusters that share A or B, 2x2 among them, cost 256x128 a few percent;
-# three consumers, StreamK and turns of the consumers at the tensor cores gain nothing.
+# With block scales a thread holds sums beside totals as well. The first two are fitted to one run of many mappings in turns
+# (H200, 2026-11-30; times of equal kernels differ by up to 3 %): 4096 x 7168 x 16384 takes 863 us by 256x128 and 914 by
+# 128x192, 8192^3 1005 and 978, 4096 x 4096 x 7168 217 and 240. The others are of 2026-11-29, when consumers copied scales.
 SCALED = (
     (256, 128, "cooperative", 8, (1, 1), 1400, 6000, 0),
     (128, 192, "cooperative", 8, (2, 1), 1035, 5000, 0),

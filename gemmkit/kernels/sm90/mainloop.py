@@ -226,7 +226,7 @@ class ScaledMainloop(AlternatingMainloop):
     """`AlternatingMainloop` of blocks with scales (`BlockScaledOp`), by which their sums are multiplied on the way.
 
     Threads of the producer copy the scales of a stage's ``rows`` and ``columns`` (cp.async) behind all stages, ``offset``
-    bytes into shared memory. (Consumers that copy them themselves take 1.09 to 1.15 times as long by tiles of 256 x 128.)
+    bytes into shared memory. (Consumers that copy them themselves took 1.09 to 1.15 times as long by tiles of 256 x 128.)
     """
 
     rows: int
