@@ -219,9 +219,9 @@ def add_scaled(_: int, n: int, spec: QuantisedSpec, ring: PartRing, accumulators
     return 0
 
 
-def plus_scaled(n: int, spec: Any, accumulators: tuple, sums: tuple, scales: tuple) -> float:
+def plus_scaled(n: int, spec: QuantisedSpec, accumulators: tuple, sums: tuple, scales: tuple) -> float:
     scale = np.float32(scales[n % 4])
-    return accumulators[n] + sums[n] * (scale * UNITS if spec.operator.is_bfloat16 else scale)
+    return accumulators[n] + sums[n] * (scale * UNITS if spec.makes_bfloat16 else scale)
 
 
 def scales_of(fragment: int, spec: QuantisedSpec, ring: PartRing, place: int) -> tuple:

@@ -637,7 +637,7 @@ class Positions(Im2col, ResultLayout):
         if self.contains(i, j):
             self.view(data)[self.place(i, j)] = value
 
-    def store(self, data: Any, tile: Any, values: Elements, shape: StackShape) -> None:
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         if self.axis == 1 and tile.size[1] == tile.count and self.vector % tile.count == 0:
             if self.contains(tile.index[0], tile.index[1]):
                 store_global(self.view(data), self.unit, self.place(tile.index[0], tile.index[1]),

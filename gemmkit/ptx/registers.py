@@ -263,7 +263,7 @@ def bfloat16_integers(bits: int, word: int, zero: int) -> tuple:
     return tuple(values.view(np.uint32).reshape(-1))
 
 
-def bfloat16_zero(zero: Any) -> Any:
+def bfloat16_zero(zero: int) -> Any:
     """What `bfloat16_integers` adds for a zero point below 128: -(1 / 16 + zero / 2048), in both halves."""
     return np.uint32(SIXTEENTH | 0x80008000) | np.uint32(zero) * np.uint32(0x10001)
 

@@ -282,7 +282,7 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     return _operator(mapping.N, a.dtype), mapping.fields
 
 
-def _sliding(table: MappingTable, a: Any, b: Any) -> MappingTable:
+def _sliding(table: MappingTable, a: ArrayLayout, b: ArrayLayout) -> MappingTable:
     """In place of a table's mappings those whose tiles are as deep as the taps of a window, which share their lines
     (`gemmkit.layouts.Sliding`), or beside its shares those as wide."""
     of_a, of_b = (getattr(x, "slide", None) for x in (a, b))

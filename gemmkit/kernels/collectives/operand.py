@@ -17,11 +17,11 @@ from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric, SharedPointer, View, fitting
-from gemmkit.lang.registers import Fragment, apply, generate, registers
+from gemmkit.lang.registers import Fragment, apply, generate, is_pairwise, registers, transform_pairs
 from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
 from gemmkit.layouts.base import ArrayLayout, element_of
 from gemmkit.operators.base import Operator
-from gemmkit.ptx.memory import load_words, load_words_within, pack_words
+from gemmkit.ptx.memory import load_words, load_words_within, pack_words, unpack_words
 from gemmkit.ptx.mma import FragmentMap, fragment_coordinate
 from gemmkit.ptx.special import lane_index
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
@@ -321,6 +321,19 @@ def transform_into(operand: Operand, values: tuple, tile: Tile) -> tuple:
     """Elements on their way to shared memory."""
     changed = transform_tile(operand.to_shared, values, tile)
     return all_converted(operand.to_shared, "__call__", changed, operand.shared.dtype)
+
+
+def put_transformed(operand: Operand, pointer: SharedPointer, tile: Tile, words: tuple, place: TileCoord) -> None:
+    """Words of raw elements, transformed and put into shared memory."""
+    if operand.same_dtype and is_pairwise(operand.to_shared, operand.layout.dtype):
+        changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
+        if operand.same_axis:
+            put_words(operand, pointer, tile, changed)
+        else:
+            put_elements(operand, pointer, tile, unpack_words(operand.shared.dtype, changed))
+    else:
+        values = transform_into(operand, unpack_words(operand.layout.dtype, words), translate(tile, place.i, place.j))
+        put_elements(operand, pointer, tile, values)
 
 
 def transform_element_into(operand: Operand, x: Numeric, i: int, j: int) -> Any:

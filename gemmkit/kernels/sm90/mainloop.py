@@ -79,7 +79,7 @@ class WgmmaMainloop(Component):
         """Of how many fragments a thread has registers for the accumulators."""
         return self.sets * fragments
 
-    def start_copies(self, spec: Any, slot: Slot, at: KTile) -> None:
+    def start_copies(self, spec: Sm90Spec, slot: Slot, at: KTile) -> None:
         """Where it ``copies_scales``: a producer's thread starts its copies, and arrives at ``full`` when they are done."""
 
     def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
@@ -182,26 +182,27 @@ class AlternatingMainloop(WgmmaMainloop):
             slot = spec.pipeline.advance(slot)
         return total, slot
 
-    def factors(self, spec: Any, group: int, stage: int) -> tuple:
+    def factors(self, spec: Sm90Spec, group: int, stage: int) -> tuple:
         """What a consumer's sums of a stage are multiplied by; called while the first of its products are on their way."""
         return ()
 
-    def added(self, total: tuple, sums: tuple, spec: Any, factors: tuple, i: int) -> tuple:
+    def added(self, total: tuple, sums: tuple, spec: Sm90Spec, factors: tuple, i: int) -> tuple:
         """A fragment's total."""
         return apply(add_value, total, sums)
 
 
-def start_fragment(sums: tuple, i: int, spec: Any, tiles: tuple) -> tuple:
+def start_fragment(sums: tuple, i: int, spec: Sm90Spec, tiles: tuple) -> tuple:
     """Start the products of a stage for fragment ``i``, as a group, in place of ``sums``. ``tiles`` are the descriptors of
     the stage's A and B."""
     wgmma_fence()
-    a = advance(tiles[0], within(spec.a.plane, (i * spec.operator.M, 0), spec.a.tile.size))
-    sums = spec.operator.multiply(sums, a, tiles[1], spec.a.shared, spec.b.shared, spec.block, 0)
+    operator: Any = spec.operator
+    a = advance(tiles[0], within(spec.a.plane, (i * operator.M, 0), spec.a.tile.size))
+    sums = operator.multiply(sums, a, tiles[1], spec.a.shared, spec.b.shared, spec.block, 0)
     wgmma_commit()
     return sums
 
 
-def add_portion(state: tuple, i: int, mainloop: Any, spec: Any, stage: int, factors: tuple) -> tuple:
+def add_portion(state: tuple, i: int, mainloop: AlternatingMainloop, spec: Sm90Spec, stage: int, factors: tuple) -> tuple:
     """Add the sums of fragment ``i`` to its total. The last fragment's products release the stage."""
     total, sums = state
     sums = wgmma_wait(0, sums)
@@ -213,11 +214,13 @@ def add_portion(state: tuple, i: int, mainloop: Any, spec: Any, stage: int, fact
     return total, sums
 
 
-def add_to_one(total: tuple, n: int, mainloop: Any, spec: Any, i: int, sums: tuple, factors: tuple) -> tuple:
+def add_to_one(total: tuple, n: int, mainloop: AlternatingMainloop, spec: Sm90Spec, i: int, sums: tuple,
+               factors: tuple) -> tuple:
     return mainloop.added(total, sums, spec, factors, i) if n == i else total
 
 
-def add_next(state: tuple, n: int, mainloop: Any, spec: Any, tiles: tuple, stage: int, factors: tuple) -> tuple:
+def add_next(state: tuple, n: int, mainloop: AlternatingMainloop, spec: Sm90Spec, tiles: tuple, stage: int,
+             factors: tuple) -> tuple:
     return add_portion((state[0], start_fragment(state[1], n + 1, spec, tiles)), n + 1, mainloop, spec, stage, factors)
 
 
@@ -244,19 +247,22 @@ class ScaledMainloop(AlternatingMainloop):
     def bytes_per_stage(self) -> int:
         return self.line * FLOAT.itemsize
 
-    def start_copies(self, spec: Any, slot: Slot, at: KTile) -> None:
+    def start_copies(self, spec: Sm90Spec, slot: Slot, at: KTile) -> None:
         spec.pipeline.acquire(slot)
-        spec.operator.copy_scales(shared(FLOAT, self.offset), slot.stage * self.line, self.rows, self.columns, at,
-                                  thread_index() % (32 * spec.producer.copiers), 32 * spec.producer.copiers)
+        operator: Any = spec.operator
+        operator.copy_scales(shared(FLOAT, self.offset), slot.stage * self.line, self.rows, self.columns, at,
+                             thread_index() % (32 * spec.producer.copiers), 32 * spec.producer.copiers)
         copies_arrive(spec.pipeline.full(), slot.stage)
 
-    def factors(self, spec: Any, group: int, stage: int) -> tuple:
+    def factors(self, spec: Sm90Spec, group: int, stage: int) -> tuple:
         begin = stage * self.line
         row = begin + group * spec.first_rows + udiv(thread_index() % 128, 32) * WARP_ROWS
-        return spec.operator.factors(shared(FLOAT, self.offset), row, spec.fragments_m, begin + self.rows, self.columns)
+        operator: Any = spec.operator
+        return operator.factors(shared(FLOAT, self.offset), row, spec.fragments_m, begin + self.rows, self.columns)
 
-    def added(self, total: tuple, sums: tuple, spec: Any, factors: tuple, i: int) -> tuple:
-        return spec.operator.add_scaled(total, sums, factors, i)
+    def added(self, total: tuple, sums: tuple, spec: Sm90Spec, factors: tuple, i: int) -> tuple:
+        operator: Any = spec.operator
+        return operator.add_scaled(total, sums, factors, i)
 
 
 def start_stage(spec: Any, a: int, b: int, slot: Slot, sums: tuple, done: int) -> tuple:

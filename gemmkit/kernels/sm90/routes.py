@@ -20,12 +20,12 @@ from gemmkit.kernels.collectives.operand import (
     Route,
     copy_in_turn,
     put_elements,
+    put_transformed,
     put_words,
     read_inside,
     read_line,
     read_packed,
     read_words,
-    transform_into,
     unit_of,
 )
 from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot, TileCoord, Work
@@ -45,16 +45,16 @@ from gemmkit.kernels.sm90.kernel import (
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
-from gemmkit.lang.registers import each, is_pairwise, join, registers, transform_pairs
+from gemmkit.lang.registers import each, join, registers
 from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar, Sliding
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
-from gemmkit.ptx.memory import pack_words, shared, unpack_words
+from gemmkit.ptx.memory import pack_words, shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_load, tma_load_im2col, tma_load_im2col_multicast, tma_load_multicast, tma_prefetch
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
-from gemmkit.tiling import Tile, parallelise, translate
+from gemmkit.tiling import parallelise, translate
 
 if TYPE_CHECKING:
     from gemmkit.emulator.copies import EmulatedTensorMap
@@ -660,18 +660,6 @@ def put_held(operand: Operand, held: Any, pointer: SharedPointer, place: TileCoo
                 put_transformed(operand, pointer, thread_tiles[j], words, place)
             else:
                 put_words(operand, pointer, thread_tiles[j], words)
-
-
-def put_transformed(operand: Operand, pointer: SharedPointer, tile: Tile, words: tuple, place: TileCoord) -> None:
-    if operand.same_dtype and is_pairwise(operand.to_shared, operand.layout.dtype):
-        changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
-        if operand.same_axis:
-            put_words(operand, pointer, tile, changed)
-        else:
-            put_elements(operand, pointer, tile, unpack_words(operand.shared.dtype, changed))
-    else:
-        values = transform_into(operand, unpack_words(operand.layout.dtype, words), translate(tile, place.i, place.j))
-        put_elements(operand, pointer, tile, values)
 
 
 def copy_inside(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, warp: int,
