@@ -426,7 +426,8 @@ class Sliding(Swizzled):
     """A swizzled tile whose ``panels`` overlap: each is the same lines, ``step`` lines on (back, if it is negative).
 
     It holds a convolution's windows: each position is a line, and each tap a panel, which sees the line of another position.
-    TMA brings a line once for all taps (`gemmkit.layouts.Im2col.slide`); the tile is for tensor cores alone.
+    TMA brings a line once for all taps (`gemmkit.layouts.Im2col.slide`); the tile is for tensor cores alone. Raises TypeError
+    and ValueError for what `Swizzled` does not take, for panels that are no count, and for a step of 0.
 
     >>> from gemmkit.layouts import RowMajor
     >>> layout = Sliding(RowMajor("float16"), 64, panels=3, step=1)      # three taps of 32 channels
@@ -439,6 +440,11 @@ class Sliding(Swizzled):
 
     def __init__(self, layout: Plain, width: int = 128, *, panels: int, step: int):
         super().__init__(layout, width)
+        for name, value in (("panels", panels), ("step", step)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"Sliding({name}={value!r}): a whole number is needed")
+        if panels < 1 or step == 0:
+            raise ValueError(f"Sliding(panels={panels}, step={step}): a panel or more, and a step other than 0, are needed")
         object.__setattr__(self, "panels", panels)
         object.__setattr__(self, "step", step)
 

@@ -128,6 +128,7 @@ def components() -> list[Call]:
         call("layouts.Zero", "dtype dtype 'float32'"),
         call("layouts.Padded", "layout component layouts.RowMajor('float32')", "padding count 4"),
         call("layouts.Swizzled", "layout component layouts.RowMajor('float16')", "width count 128"),
+        call("layouts.Sliding", "layout component layouts.RowMajor('float16')", "width count 64", "panels= count 3", "step= count 1"),
         call("layouts.Interleaved", "dtype dtype 'complex64'", "order word 'row'"),
         call("layouts.Planar", "dtype dtype 'complex64'", "order word 'row'"),
         call("layouts.Planes", "plane component layouts.RowMajor('float32')", "dtype dtype 'complex64'"),

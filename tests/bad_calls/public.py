@@ -43,6 +43,7 @@ GOOD: dict[str, tuple[str, str]] = {
     "array": ("array", "of(1, 32, 32)"), "arrays": ("array", "of(1, 7, 3), of(2, 7, 3)"), "axis": ("count", "1"),
     "mask": ("array", "np.ones((1, 1), bool)"), "block": ("any", "(32, 32)"), "index": ("array", "np.int32([1, 0])"),
     "check": ("any", "False"), "diagonal": ("array", "of(1, 7)"), "half": ("word", "'lower'"), "unit": ("any", "False"),
+    "Sliding.panels": ("count", "3"), "Sliding.step": ("count", "1"),
     "parts": ("array", "of(1, 5, 7, 2)"), "f": ("function:1", "lambda x: x"), "shape": ("any", "(5, 7)"), "dtype": ("dtype", "'float32'"),
     "arguments": ("count", "0.5"), "layout": ("component", "layouts.RowMajor('float32')"),
     "blocks": ("any", "None"), "waves": ("count", "2"),
