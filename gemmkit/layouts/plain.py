@@ -426,8 +426,8 @@ class Sliding(Swizzled):
     """A swizzled tile whose ``panels`` overlap: each is the same lines, ``step`` lines on (back, if it is negative).
 
     It holds a convolution's windows: each position is a line, and each tap a panel, which sees the line of another position.
-    TMA brings a line once for all taps (`gemmkit.layouts.Im2col.slide`); the tile is for tensor cores alone. Raises TypeError
-    and ValueError for what `Swizzled` does not take, for panels that are no count, and for a step of 0.
+    TMA brings a line once for all taps (`gemmkit.layouts.Im2col.slide`); the tile is for tensor cores alone. Raises
+    TypeError and ValueError for what `Swizzled` does not take, for panels that are no count, and for a step of 0.
 
     >>> from gemmkit.layouts import RowMajor
     >>> layout = Sliding(RowMajor("float16"), 64, panels=3, step=1)      # three taps of 32 channels
