@@ -432,7 +432,7 @@ class Sliding(Swizzled):
     >>> from gemmkit.layouts import RowMajor
     >>> layout = Sliding(RowMajor("float16"), 64, panels=3, step=1)      # three taps of 32 channels
     >>> layout.lines(64), [layout.position((8, 32 * tap), 64) for tap in range(3)]
-    (72, [256, 288, 320])
+    (72, [256, 288, 328])
     """
 
     panels: int
