@@ -186,7 +186,7 @@ def conv_weight_gradient(x: Any, shape: Sequence[int], gradient: Any, c: Any = N
     """The gradient of `conv`'s w, of ``shape``, from that of its result: each tap's sums over all positions.
 
     Args:
-        x: as `conv` takes it. With few channels an infinite element or a NaN may make all taps of its channel NaN.
+        x: as `conv` takes it. An infinite element or a NaN of few channels may make all taps of its channel NaN.
         shape: that of w, in the order of ``layout``.
         gradient: that of the result of `conv`, of its shape and x's dtype.
         c: of ``shape``, added; it may be out itself. None adds nothing.

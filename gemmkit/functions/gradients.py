@@ -382,9 +382,10 @@ def pays(rules: Rules, q: Any, columns: int) -> bool:
     """Whether one kernel takes less time than two: tiles visit enough rows, and they add the gradient of q in any order or
     hardly wait for each other. They do not if those of a head run at once, and each begins at rows of its own."""
     everything = rules.mask.is_everything and rules.key_lengths is None and rules.offsets is None
-    at_once = columns <= KEYS_OF_A_TILE * target(describe(q, "q").device).sm_count
-    visited = q.shape[-2] if everything else q.shape[-2] // 2
-    return visited >= LEAST_VISITED and (not rules.deterministic or (everything and at_once))
+    visited: int = q.shape[-2] if everything else q.shape[-2] // 2
+    if visited < LEAST_VISITED or not rules.deterministic:
+        return visited >= LEAST_VISITED
+    return everything and columns <= KEYS_OF_A_TILE * target(describe(q, "q").device).sm_count
 
 
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,

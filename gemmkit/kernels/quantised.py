@@ -198,15 +198,15 @@ def one_place(_: int, place: int, spec: QuantisedSpec, ring: PartRing, accumulat
 
 
 def multiply(spec: QuantisedSpec, ring: PartRing, accumulators: Any, place: int) -> None:
-    zeros = generate(spec.fragments_n, zeros_of, spec, ring, place)
+    factors = Factors(generate(spec.fragments_n, scales_of, spec, ring, place),
+                      generate(spec.fragments_n, zeros_of, spec, ring, place))
     if spec.scales_sums:
         sums = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
         start_from_nothing(spec, sums)
-        fold(spec.slabs, one_slab, 0, spec, ring, sums, Factors(zeros, zeros), place)
+        fold(spec.slabs, one_slab, 0, spec, ring, sums, factors, place)
         fold(spec.fragments_n, add_scaled, 0, spec, ring, accumulators, sums, place)
     else:
-        scales = generate(spec.fragments_n, scales_of, spec, ring, place)
-        fold(spec.slabs, one_slab, 0, spec, ring, accumulators, Factors(scales, zeros), place)
+        fold(spec.slabs, one_slab, 0, spec, ring, accumulators, factors, place)
 
 
 def add_scaled(_: int, n: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, sums: Registers,
@@ -404,7 +404,7 @@ class QuantisedSpec(SimtSpec):
     @cached_property
     def scales_sums(self) -> bool:
         """Whether a part's sums are multiplied by its scale and not each weight: where the part has one scale a column, and
-        fewer sums than weights. It takes a third of the instructions of bfloat16, and rounds no weight."""
+        fewer sums than weights. No weight is rounded, and a part of bfloat16 takes 271 instructions in place of 486."""
         part = self.compute_warp.size.K
         return self.group % part == 0 and 2 * self.operator.fragment_c.count * self.fragments_m < part
 

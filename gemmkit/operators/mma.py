@@ -648,9 +648,9 @@ COLUMNS = 4                            # of B that a lane has: instructions side
 @dataclass(frozen=True)
 class QuantisedMMAOp(Operator):
     """Products on tensor cores of an A of ``dtype``, float16 or bfloat16, and a B of integers of ``bits`` bits in
-    `layouts.GroupQuantised`, with float32 accumulators. It requires sm_80 and kernel="quantised". Of a few rows the sums of
-    a warp's part of K are multiplied by its scale, and integers are exact. Else weights become float16, and then bfloat16 if
-    A is bfloat16, which takes three more instructions a pair.
+    `layouts.GroupQuantised`, with float32 accumulators. It requires sm_80 and kernel="quantised". The sums
+    of a warp's part of K are multiplied by its scale if A has a few rows: no weight is rounded. Else weights become float16,
+    and then bfloat16 if A is bfloat16, which takes three more instructions a pair.
 
     Raises ValueError for other bits than 2 and 4 and for another dtype.
 

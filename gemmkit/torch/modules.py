@@ -324,11 +324,10 @@ class JoinedLinear:
 
     def __init__(self, held: list[Any]):
         first, self.sizes = held[0], [m.out_features for m in held]
-        self.linear: Any = Linear(first.in_features, sum(self.sizes), device="meta")
-        if isinstance(first, QuantisedLinear):
-            self.linear = QuantisedLinear(first.in_features, sum(self.sizes), first.bits, first.group, True, None,
-                                          first.symmetric, "meta", float8=first.float8)
-        self.held, self.count = None, 0
+        self.held, self.count, extents = None, 0, (first.in_features, sum(self.sizes))
+        self.linear: Any = QuantisedLinear(*extents, first.bits, first.group, True, None, first.symmetric, "meta",
+                                           float8=first.float8) if isinstance(first, QuantisedLinear) else (
+            Linear(*extents, device="meta"))
         with torch.no_grad():
             for name, axis in _parts_of(first):
                 parts = [getattr(m, name) for m in held]
@@ -336,8 +335,8 @@ class JoinedLinear:
                 if whole is not None:
                     for p, part in zip(parts, whole.split(self.sizes, axis)):
                         p.data = part                      # the same parameter: its optimiser and its name stay
-                own = self.linear._parameters if name in self.linear._parameters else self.linear._buffers
-                own[name] = whole if whole is None or own is self.linear._buffers else torch.nn.Parameter(whole, False)
+                is_plain = whole is None or name in self.linear._buffers
+                setattr(self.linear, name, whole if is_plain else torch.nn.Parameter(whole, requires_grad=False))
         if isinstance(self.linear, Linear):
             self.linear._find_operators()
 
@@ -696,7 +695,8 @@ def compared_joined(module: torch.nn.Module, x: torch.Tensor) -> str:
         found = [m(x) for m in held]
         joined.held = None
         for name, m, one, other in zip(names, held, found, own):
-            exact = (_dense(m) if isinstance(m, QuantisedLinear) else copy.deepcopy(m).float())(x.float())
+            weight = m.dequantised() if isinstance(m, QuantisedLinear) else m.weight.float()
+            exact = F.linear(x.float(), weight, None if m.bias is None else m.bias.float())
             size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
             off, theirs = (float(((y.float() - exact).abs() / size).max()) for y in (one, other))
             if one.shape != other.shape or not off <= 2 * theirs + unit:

@@ -583,8 +583,8 @@ def _piece(asked: Asked) -> int:
 #
 # All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K needs no sums of others: 16 warps share the K
 # of 32 columns, which are 128 blocks. Where such tiles are fewer than half the multiprocessors, two blocks of a cluster
-# share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) Where there are more tiles than
-# multiprocessors, 8 warps share K: one block loads while another adds up. K = 4096 by 14336 columns
+# share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) 8 warps share K where there
+# are more tiles than multiprocessors: one block loads while another adds up. K = 4096 by 14336 columns
 # took 20.6 us by 16 warps and 17.4 by 8, of two braided ones 45.0 and 34.4, 6144 10.7 and 9.1, 32000 41.1 and 33.3 (M = 1,
 # bfloat16); 16 rows by the braided ones 52.4 and 44.5, with two loads each on their way. Of more rows a warp has 64 columns:
 # each of its loads of A serves twice as many products.

@@ -116,8 +116,7 @@ RESIDENT = 1024                        # threads of a multiprocessor: while some
 class RowsProblem(MappingProblem):
     """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
     and how many elements they load at a time. Mappings are how many threads have a row, and whether they hold it: a part of
-    a warp, else as few warps as can, else rows are streamed. Of rows ``held_at_once``, a
-    thread has fewer pieces of each.
+    a warp, else as few warps as can, else rows are streamed. A thread has fewer pieces of rows that are ``held_at_once``.
 
     >>> import numpy as np
     >>> from gemmkit.runtime.device import H100
