@@ -74,7 +74,7 @@ def of_library(row: Row) -> bool:
     return not is_own(row)
 
 
-def is_work(*begins: str, peer: str = "") -> Callable[[Row], bool]:
+def is_work(*begins: str, peer: str | tuple[str, ...] = "") -> Callable[[Row], bool]:
     """Rows whose work, and whose peer, begin like one of these."""
     return lambda row: row["work"].startswith(begins) and row["peer"].startswith(peer)
 
@@ -130,7 +130,8 @@ LIBRARIES = (
          is_work("square", "glu", "row sums")),
     Line("attention, against FlashAttention-4, Triton, cuDNN and FlashAttention-2", "rivals", "rivals",
          is_work("plain", "causal")),
-    Line("programs of figures 13 and 14 (Cypress), against cuBLAS, cuDNN and Triton", "cypress", "cypress"),
+    Line("programs of figures 13 and 14 (Cypress), against cuBLAS, cuDNN and Triton", "cypress", "cypress",
+         is_work("", peer=("cuBLAS", "cuDNN", "Triton"))),
     Line("layer norm and an LSTM cell, against PyTorch eager, scripted and compiled, and QuACK", "rivals", "rivals",
          is_work("layernorm", "lstm")),
     Line("the paper's fusions (Table 2)", "experiments", "fusion"),
@@ -213,6 +214,7 @@ OWN = (
          lambda row: is_own(row) and row["work"] != MULTISTAGE),
     Line("programs by the multistage kernel, against the kernel by hand", "derived", "derived",
          lambda row: is_own(row) and row["work"] == MULTISTAGE),
+    Line("programs: two products in one kernel, against one of them alone", "cypress", "cypress", is_work("", peer="program")),
     Line("programs: functions of rows, against the kernels by hand", "row_programs", "row_programs"),
     Line("programs: a loop split over blocks, against one block", "shares", "shares", is_work("", peer="splits=1")),
     Line("programs: half of all keys by `stop=`, against all keys", "shares", "lengths"),
