@@ -1,7 +1,7 @@
 """``rows``: a function of each row of a matrix, such as a softmax or a layer norm.
 
 0. The kernel before may still run, where a GPU lets the next one begin: what it writes is waited for.
-1. A team of threads takes a row: a warp, or a block.
+1. A team of threads takes a row: some lanes, a warp, or a block.
 2. It loads the row, as much as it can hold.
 3. The function folds it as often as it wants, and stores its result.
 """
@@ -19,7 +19,7 @@ from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Numeric, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
 from gemmkit.operators.algebra import maximum, minimum
@@ -83,7 +83,8 @@ class RowTeam(Component):
 
     def moments(self, row: Row) -> tuple:
         """A row's mean, and the mean of squares about it."""
-        raise NotImplementedError
+        mean = self.reduce(row.spec.source.total(row), added, 0) / row.columns
+        return mean, self.reduce(row.spec.source.squares(row, mean), added, 0) / row.columns
 
     def meet(self) -> None:
         """All threads of the row meet."""
@@ -129,10 +130,6 @@ class WarpTeam(RowTeam):
             return fold_registers(times, butterfly, value, combine)
         return fold_registers(times, butterfly_of_lanes, value, combine, self.lanes)
 
-    def moments(self, row: Row) -> tuple:
-        mean = self.reduce(row.spec.source.total(row), added, 0) / row.columns
-        return mean, self.reduce(row.spec.source.squares(row, mean), added, 0) / row.columns
-
 
 @dataclass(frozen=True)
 class ThreadTeam(RowTeam):
@@ -154,6 +151,54 @@ class ThreadTeam(RowTeam):
 
     def meet(self) -> None:
         """It has read what it stores."""
+
+
+@dataclass(frozen=True)
+class TurnedTeam(RowTeam):
+    """A block has ``side`` rows. Neighbouring lanes have neighbouring rows, so that a warp reads and stores whole sectors
+    along the columns of an array, too: rows of a transpose.
+
+    A row has ``LANES / side`` lanes of each warp. The block meets, so each of its threads has a row: beyond the last row it
+    is the last one again, which is not stored. What another thread stores may therefore not be read.
+    """
+
+    side: int
+
+    @property
+    def threads(self) -> int:
+        return self.warps * LANES // self.side
+
+    @property
+    def rows(self) -> int:
+        return self.side
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.warps * self.side * self.dtype.itemsize if self.warps > 1 else 0
+
+    def row(self) -> int:
+        return block_x() * self.side + lane_index() % self.side
+
+    def thread(self) -> int:
+        return udiv(thread_index(), self.side)
+
+    def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
+        """Each warp leaves a value of each row in shared memory, where every thread reads those of its own."""
+        bits = self.side.bit_length() - 1
+        found = fold_registers(BUTTERFLIES - bits, butterfly_across, value, combine, bits)
+        if self.warps == 1:
+            return found
+        left = shared(self.dtype, 0)
+        barrier()
+        if lane_index() < self.side:
+            store_shared(left, udiv(thread_index(), LANES) * self.side + lane_index(), 0, (found,))
+        barrier()
+        own = lane_index() % self.side
+        return fold_registers(self.warps - 1, with_warp, load_shared(left, own, 0, 1)[0], combine, left, own, self.side)
+
+
+def with_warp(value: Numeric, n: int, combine: Callable, left: SharedPointer, own: int, side: int) -> Any:
+    return combine(value, load_shared(left, own, (n + 1) * side, 1)[0])
 
 
 @dataclass(frozen=True)
@@ -210,6 +255,11 @@ def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
     the same of it."""
     other = exchanged(value, 1 << n)
     return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
+
+
+def butterfly_across(value: Numeric, n: int, combine: Callable, first: int) -> Any:
+    """`butterfly` of bit ``first + n``."""
+    return butterfly(value, first + n, combine)
 
 
 def butterfly_of_lanes(value: Numeric, n: int, combine: Callable, lanes: int) -> Any:
