@@ -165,6 +165,11 @@ class TurnedTeam(RowTeam):
     side: int
 
     @property
+    def bits(self) -> int:
+        """Of a lane's number, those that say which row it has."""
+        return self.side.bit_length() - 1
+
+    @property
     def threads(self) -> int:
         return self.warps * LANES // self.side
 
@@ -184,8 +189,7 @@ class TurnedTeam(RowTeam):
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         """Each warp leaves a value of each row in shared memory, where every thread reads those of its own."""
-        bits = self.side.bit_length() - 1
-        found = fold_registers(BUTTERFLIES - bits, butterfly_across, value, combine, bits)
+        found = fold_registers(BUTTERFLIES - self.bits, butterfly_across, value, combine, self.bits)
         if self.warps == 1:
             return found
         left = shared(self.dtype, 0)
@@ -414,6 +418,7 @@ BLOCK = 128                            # elements that have a scale together
 
 # -- rows in parts --------------------------------------------------------------------------------------------------------
 
+AHEAD = 16                             # elements of a streamed row that a thread loads before it stores
 MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
 
 
@@ -549,8 +554,13 @@ class StreamedRow(RowSource):
         return own
 
     def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int = 1) -> None:
+        """Several pieces are loaded before the first of them is stored, since the compiler takes no load past a store."""
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
+        while j + (row.spec.ahead - 1) * step < row.columns:
+            pieces = generate(row.spec.ahead, load_ahead, row, j, step)
+            registers.fold(row.spec.ahead, put_ahead, 0, pieces, row, j, step, f, beside, out, dtype, axis)
+            j += row.spec.ahead * step
         while j < row.columns:
             put_piece(self.piece(row, 0, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype, axis)
             j += step
@@ -619,6 +629,11 @@ class Rows(Component):
         share = LANES * self.vector
         rounds = udiv(columns, self.team.warps * share)
         return rounds * share + max(0, min(columns - rounds * self.team.warps * share - warp * share, share))
+
+    @property
+    def ahead(self) -> int:
+        """Pieces of a streamed row that are loaded before the first of them is stored."""
+        return max(1, AHEAD // self.vector)
 
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
@@ -725,6 +740,16 @@ def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out:
     elif j < row.columns:
         put_piece(row.held[p], j, row, f, now, out, dtype, axis)
     return following
+
+
+def load_ahead(n: int, row: Row, j: int, step: int) -> tuple:
+    return row.spec.source.piece(row, 0, j + n * step)
+
+
+def put_ahead(_: int, n: int, pieces: tuple, row: Row, j: int, step: int, f: Callable, beside: tuple, out: View,
+              dtype: np.dtype, axis: int) -> int:
+    put_piece(pieces[n], j + n * step, row, f, apply(piece_of, beside, 0, j + n * step), out, dtype, axis)
+    return 0
 
 
 def put_scaled_own(_: int, p: int, row: Row, scales: View, limit: float, block: int) -> int:

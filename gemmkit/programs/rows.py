@@ -675,10 +675,9 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
     launched before the kernel before has ended."""
     (team, _, _), *_ = threads.values()
     rows, stacks, counted = program.rows.name, program.stacks, [index.name for index in program.sizes]
-    tile = [index.name for index in program.indices]
     index = "index" if stacks else rows
-    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted},
-                         guard=index if isinstance(team, TurnedTeam) else "")
+    guard = index if isinstance(team, TurnedTeam) else ""
+    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted}, guard=guard)
     values = walked([step.value for made in steps.all for step in made.order])
     callees = Callees.of(x.data for x in values if x.op in CALLED)
     if steps.parts is not None and program.parts is not None:
@@ -690,6 +689,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
                       *(type(source).__name__ for _, source, _ in threads.values()), *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads and name not in outs]
+    tile = [index.name for index in program.indices]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for made in steps.all for x in made.named)]
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
@@ -715,8 +715,8 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
         "@dataclass(frozen=True)", "class Sizes(Component):",
         *(f"    {name}: Scalar" for name in (*counted, *program.lengths.values(), *used)), "", "",
         f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):",
-        *(f"    {line}" for line in (*begin, *body)), "", "",
-        "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
+        *(f"    {line}" for line in (*begin, *body)), "", "", "def tiles(sizes):",
+        f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
     updated, sizes = tuple(name for name in outs if name in program.reads), (*counted, *program.lengths.values())
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), sizes, tuple(tile), tuple(used), team.block,
@@ -725,7 +725,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
 
 def shown_team(team: RowTeam, dtype: str) -> str:
     more = ([team.rows, team.lanes][:1 + (team.lanes < LANES)] if isinstance(team, WarpTeam) else
-            [team.side] if isinstance(team, TurnedTeam) else [])
+            [team.side] * isinstance(team, TurnedTeam))
     return f"{type(team).__name__}({', '.join([str(team.warps), dtype, *map(str, more)])})"
 
 
@@ -771,8 +771,8 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
 
 
 def turned_bytes(program: RowProgram, infos: Names[str, ArrayInfo]) -> int:
-    """Bytes of an element of what lies along columns, the least of all; 0 where nothing does, or where rows of a block may
-    not meet: each has its own count of parts, or may not be there, or an array is stored that is read."""
+    """Bytes of the smallest element that lies along columns; 0 where none does, or where rows of a block may not meet: each
+    has its own count of parts, or may not be there, or an array is stored that is read."""
     loads = [x for x in walked([store.value for store in program.stores]) if x.op == "load"]
     found = [x.data[0].name for x in loads if is_vector(x) and is_turned(x.data[1])]
     found += [store.parameter.name for store in program.stores if is_turned(store.key)]
