@@ -79,7 +79,7 @@ class RowTeam(Component):
 
     def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
         """The values of 2**times neighbouring lanes, combined."""
-        return fold_registers(times, butterfly, value, combine)
+        return fold_registers(times, butterfly, value, combine, LANES)
 
     def moments(self, row: Row) -> tuple:
         """A row's mean, and the mean of squares about it."""
@@ -117,18 +117,13 @@ class WarpTeam(RowTeam):
         return lane_index() % self.lanes
 
     def meet(self) -> None:
-        if self.lanes == LANES:
-            warp_barrier()
-        else:
-            warp_barrier(self.lanes)                   # lanes of other rows may be elsewhere, or have ended
+        warp_barrier(self.lanes)                       # lanes of other rows may be elsewhere, or have ended
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         return self.exchange(value, self.butterflies, combine)
 
     def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
-        if self.lanes == LANES:
-            return fold_registers(times, butterfly, value, combine)
-        return fold_registers(times, butterfly_of_lanes, value, combine, self.lanes)
+        return fold_registers(times, butterfly, value, combine, self.lanes)
 
 
 @dataclass(frozen=True)
@@ -251,24 +246,19 @@ def added(a: Numeric, b: Numeric) -> Any:
 
 
 def of_warp(value: Numeric, combine: Callable) -> Any:
-    return fold_registers(BUTTERFLIES, butterfly, value, combine)
+    return fold_registers(BUTTERFLIES, butterfly, value, combine, LANES)
 
 
-def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
+def butterfly(value: Numeric, n: int, combine: Callable, lanes: int) -> Any:
     """Lanes whose numbers differ in bit n exchange. The lane whose bit is 0 gives the first argument in both: so both make
-    the same of it."""
-    other = exchanged(value, 1 << n)
+    the same of it. ``lanes`` of the warp take part."""
+    other = exchanged(value, 1 << n, lanes)
     return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
 
 
 def butterfly_across(value: Numeric, n: int, combine: Callable, first: int) -> Any:
     """`butterfly` of bit ``first + n``."""
-    return butterfly(value, first + n, combine)
-
-
-def butterfly_of_lanes(value: Numeric, n: int, combine: Callable, lanes: int) -> Any:
-    other = exchanged(value, 1 << n, lanes)
-    return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
+    return butterfly(value, first + n, combine, LANES)
 
 
 # --------------------------------------------------------------------------------------------------
