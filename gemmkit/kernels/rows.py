@@ -547,10 +547,10 @@ class StreamedRow(RowSource):
         """Several pieces are loaded before the first of them is stored, since the compiler takes no load past a store."""
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
-        while j + (row.spec.ahead - 1) * step < row.columns:
-            pieces = generate(row.spec.ahead, load_ahead, row, j, step)
-            registers.fold(row.spec.ahead, put_ahead, 0, pieces, row, j, step, f, beside, out, dtype, axis)
-            j += row.spec.ahead * step
+        while j + (row.spec.streamed_at_once - 1) * step < row.columns:
+            pieces = generate(row.spec.streamed_at_once, load_ahead, row, j, step)
+            registers.fold(row.spec.streamed_at_once, put_ahead, 0, pieces, row, j, step, f, beside, out, dtype, axis)
+            j += row.spec.streamed_at_once * step
         while j < row.columns:
             put_piece(self.piece(row, 0, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype, axis)
             j += step
@@ -621,7 +621,7 @@ class Rows(Component):
         return rounds * share + max(0, min(columns - rounds * self.team.warps * share - warp * share, share))
 
     @property
-    def ahead(self) -> int:
+    def streamed_at_once(self) -> int:
         """Pieces of a streamed row that are loaded before the first of them is stored."""
         return max(1, AHEAD // self.vector)
 
