@@ -229,8 +229,8 @@ class ScaledMainloop(AlternatingMainloop):
     """`AlternatingMainloop` of blocks with scales (`BlockScaledOp`), by which their sums are multiplied on the way.
 
     Warps of the producer take turns to copy the scales of a stage's ``rows`` and ``columns`` (cp.async) behind all stages,
-    ``offset`` bytes into shared memory. (By tiles of 256 x 128 it takes 1.02 to 1.15 times as long if all of these warps copy
-    a part of each stage, whose barrier then has three times the arrivals; and 1.09 to 1.15 times that if consumers copy.)
+    ``offset`` bytes into shared memory. (Tiles of 256 x 128 take 1.02 to 1.15 times as long where all of these warps copy a
+    part of each stage, whose barrier then has three times the arrivals; and 1.09 to 1.15 times that where consumers copy.)
     """
 
     rows: int
