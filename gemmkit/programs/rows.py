@@ -695,11 +695,9 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
     for module, word in IMPORTS:
         if word in printer.needs:
             imports.setdefault(module, []).append(word)
-    count = f"{count_of(stacks)}sizes.{rows}"
-    which = f"udiv(index, sizes.{rows})"
-    body = [*(f"{stack.name} = {part}" for stack, part in zip(stacks, parts_of_stacks(stacks, which))),
-            *([f"{rows} = index - {which if stacks[1:] else stacks[0].name} * sizes.{rows}"] if stacks else []),
-            *printer.lines]
+    count, at = f"{count_of(stacks)}sizes.{rows}", f"udiv(index, sizes.{rows})"
+    body = [*(f"{stack.name} = {part}" for stack, part in zip(stacks, parts_of_stacks(stacks, at))),
+            *([f"{rows} = index - {at if stacks[1:] else stacks[0].name} * sizes.{rows}"] if stacks else []), *printer.lines]
     if printer.guard:                                  # the block meets: each of its threads has a row
         body = ["place = ROWS.team.row()", f"{index} = min(place, {count} - 1)", *body]
     else:
@@ -716,16 +714,15 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
         *(f"    {name}: Scalar" for name in (*counted, *program.lengths.values(), *used)), "", "",
         f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):",
         *(f"    {line}" for line in (*begin, *body)), "", "", "def tiles(sizes):",
-        f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
-        *printer.functions]
+        f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)", *printer.functions]
     updated, sizes = tuple(name for name in outs if name in program.reads), (*counted, *program.lengths.values())
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), sizes, tuple(tile), tuple(used), team.block,
                    callees=callees, updated=updated, number=program.dtype)
 
 
 def shown_team(team: RowTeam, dtype: str) -> str:
-    more = ([team.rows, team.lanes][:1 + (team.lanes < LANES)] if isinstance(team, WarpTeam) else
-            [team.side] * isinstance(team, TurnedTeam))
+    more = [team.rows] if isinstance(team, (WarpTeam, TurnedTeam)) else []
+    more += [team.lanes] if isinstance(team, WarpTeam) and team.lanes < LANES else []
     return f"{type(team).__name__}({', '.join([str(team.warps), dtype, *map(str, more)])})"
 
 
@@ -766,8 +763,8 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
                "a warp" if team.warps == 1 else f"a block of {team.warps} warps")
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")
-    used = {key: info.dtype for key, info in infos.items()}
-    return printed(title, program, steps, found, used, numbers, device.starts_early)
+    return printed(title, program, steps, found, {key: info.dtype for key, info in infos.items()}, numbers,
+                   device.starts_early)
 
 
 def turned_bytes(program: RowProgram, infos: Names[str, ArrayInfo]) -> int:
