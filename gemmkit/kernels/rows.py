@@ -408,7 +408,7 @@ BLOCK = 128                            # elements that have a scale together
 
 # -- rows in parts --------------------------------------------------------------------------------------------------------
 
-AHEAD = 16                             # elements of a streamed row that a thread loads before it stores
+AHEAD, MOST_AHEAD = 16, 4              # elements and pieces of a streamed row that a thread loads before it stores
 MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
 
 
@@ -623,7 +623,7 @@ class Rows(Component):
     @property
     def streamed_at_once(self) -> int:
         """Pieces of a streamed row that are loaded before the first of them is stored."""
-        return max(1, AHEAD // self.vector)
+        return max(1, min(AHEAD // self.vector, MOST_AHEAD))
 
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
