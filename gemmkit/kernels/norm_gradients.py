@@ -223,7 +223,7 @@ def exchanged(spec: Any, values: tuple, turn: int) -> tuple:
 
 def of_warps(spec: Any, value: Numeric) -> Any:
     """The sum of what lanes have of all warps, each of which as many lanes have."""
-    return registers.fold(spec.meetings, butterfly, value, added)
+    return registers.fold(spec.meetings, butterfly, value, added, LANES)
 
 
 def put_gradient(spec: Any, row: Row, beside: tuple, dx: View, statistics: tuple) -> None:

@@ -1,7 +1,7 @@
 """``rows``: a function of each row of a matrix, such as a softmax or a layer norm.
 
 0. The kernel before may still run, where a GPU lets the next one begin: what it writes is waited for.
-1. A team of threads takes a row: a warp, or a block.
+1. A team of threads takes a row: some lanes, a warp, or a block.
 2. It loads the row, as much as it can hold.
 3. The function folds it as often as it wants, and stores its result.
 """
@@ -19,7 +19,7 @@ from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Numeric, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
 from gemmkit.operators.algebra import maximum, minimum
@@ -79,11 +79,12 @@ class RowTeam(Component):
 
     def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
         """The values of 2**times neighbouring lanes, combined."""
-        return fold_registers(times, butterfly, value, combine)
+        return fold_registers(times, butterfly, value, combine, LANES)
 
     def moments(self, row: Row) -> tuple:
         """A row's mean, and the mean of squares about it."""
-        raise NotImplementedError
+        mean = self.reduce(row.spec.source.total(row), added, 0) / row.columns
+        return mean, self.reduce(row.spec.source.squares(row, mean), added, 0) / row.columns
 
     def meet(self) -> None:
         """All threads of the row meet."""
@@ -116,22 +117,13 @@ class WarpTeam(RowTeam):
         return lane_index() % self.lanes
 
     def meet(self) -> None:
-        if self.lanes == LANES:
-            warp_barrier()
-        else:
-            warp_barrier(self.lanes)                   # lanes of other rows may be elsewhere, or have ended
+        warp_barrier(self.lanes)                       # lanes of other rows may be elsewhere, or have ended
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         return self.exchange(value, self.butterflies, combine)
 
     def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
-        if self.lanes == LANES:
-            return fold_registers(times, butterfly, value, combine)
-        return fold_registers(times, butterfly_of_lanes, value, combine, self.lanes)
-
-    def moments(self, row: Row) -> tuple:
-        mean = self.reduce(row.spec.source.total(row), added, 0) / row.columns
-        return mean, self.reduce(row.spec.source.squares(row, mean), added, 0) / row.columns
+        return fold_registers(times, butterfly, value, combine, self.lanes)
 
 
 @dataclass(frozen=True)
@@ -154,6 +146,58 @@ class ThreadTeam(RowTeam):
 
     def meet(self) -> None:
         """It has read what it stores."""
+
+
+@dataclass(frozen=True)
+class TurnedTeam(RowTeam):
+    """A block has ``side`` rows. Neighbouring lanes have neighbouring rows, so that a warp reads and stores whole sectors
+    along the columns of an array, too: rows of a transpose.
+
+    A row has ``LANES / side`` lanes of each warp. The block meets, so each of its threads has a row: beyond the last row it
+    is the last one again, which is not stored. What another thread stores may therefore not be read.
+    """
+
+    side: int
+
+    @property
+    def bits(self) -> int:
+        """Of a lane's number, those that say which row it has."""
+        return self.side.bit_length() - 1
+
+    @property
+    def threads(self) -> int:
+        return self.warps * LANES // self.side
+
+    @property
+    def rows(self) -> int:
+        return self.side
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.warps * self.side * self.dtype.itemsize if self.warps > 1 else 0
+
+    def row(self) -> int:
+        return block_x() * self.side + lane_index() % self.side
+
+    def thread(self) -> int:
+        return udiv(thread_index(), self.side)
+
+    def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
+        """Each warp leaves a value of each row in shared memory, where every thread reads those of its own."""
+        found = fold_registers(BUTTERFLIES - self.bits, butterfly_across, value, combine, self.bits)
+        if self.warps == 1:
+            return found
+        left = shared(self.dtype, 0)
+        barrier()
+        if lane_index() < self.side:
+            store_shared(left, udiv(thread_index(), LANES) * self.side + lane_index(), 0, (found,))
+        barrier()
+        own = lane_index() % self.side
+        return fold_registers(self.warps - 1, with_warp, load_shared(left, own, 0, 1)[0], combine, left, own, self.side)
+
+
+def with_warp(value: Numeric, n: int, combine: Callable, left: SharedPointer, own: int, side: int) -> Any:
+    return combine(value, load_shared(left, own, (n + 1) * side, 1)[0])
 
 
 @dataclass(frozen=True)
@@ -202,19 +246,19 @@ def added(a: Numeric, b: Numeric) -> Any:
 
 
 def of_warp(value: Numeric, combine: Callable) -> Any:
-    return fold_registers(BUTTERFLIES, butterfly, value, combine)
+    return fold_registers(BUTTERFLIES, butterfly, value, combine, LANES)
 
 
-def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
+def butterfly(value: Numeric, n: int, combine: Callable, lanes: int) -> Any:
     """Lanes whose numbers differ in bit n exchange. The lane whose bit is 0 gives the first argument in both: so both make
-    the same of it."""
-    other = exchanged(value, 1 << n)
-    return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
-
-
-def butterfly_of_lanes(value: Numeric, n: int, combine: Callable, lanes: int) -> Any:
+    the same of it. ``lanes`` of the warp take part."""
     other = exchanged(value, 1 << n, lanes)
     return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
+
+
+def butterfly_across(value: Numeric, n: int, combine: Callable, first: int) -> Any:
+    """`butterfly` of bit ``first + n``."""
+    return butterfly(value, first + n, combine, LANES)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -364,6 +408,7 @@ BLOCK = 128                            # elements that have a scale together
 
 # -- rows in parts --------------------------------------------------------------------------------------------------------
 
+AHEAD, MOST_AHEAD = 16, 4              # elements and pieces of a streamed row that a thread loads before it stores
 MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
 
 
@@ -499,8 +544,13 @@ class StreamedRow(RowSource):
         return own
 
     def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int = 1) -> None:
+        """Several pieces are loaded before the first of them is stored, since the compiler takes no load past a store."""
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
+        while j + (row.spec.streamed_at_once - 1) * step < row.columns:
+            pieces = generate(row.spec.streamed_at_once, load_ahead, row, j, step)
+            registers.fold(row.spec.streamed_at_once, put_ahead, 0, pieces, row, j, step, f, beside, out, dtype, axis)
+            j += row.spec.streamed_at_once * step
         while j < row.columns:
             put_piece(self.piece(row, 0, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype, axis)
             j += step
@@ -569,6 +619,11 @@ class Rows(Component):
         share = LANES * self.vector
         rounds = udiv(columns, self.team.warps * share)
         return rounds * share + max(0, min(columns - rounds * self.team.warps * share - warp * share, share))
+
+    @property
+    def streamed_at_once(self) -> int:
+        """Pieces of a streamed row that are loaded before the first of them is stored."""
+        return max(1, min(AHEAD // self.vector, MOST_AHEAD))
 
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
@@ -675,6 +730,16 @@ def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out:
     elif j < row.columns:
         put_piece(row.held[p], j, row, f, now, out, dtype, axis)
     return following
+
+
+def load_ahead(n: int, row: Row, j: int, step: int) -> tuple:
+    return row.spec.source.piece(row, 0, j + n * step)
+
+
+def put_ahead(_: int, n: int, pieces: tuple, row: Row, j: int, step: int, f: Callable, beside: tuple, out: View,
+              dtype: np.dtype, axis: int) -> int:
+    put_piece(pieces[n], j + n * step, row, f, apply(piece_of, beside, 0, j + n * step), out, dtype, axis)
+    return 0
 
 
 def put_scaled_own(_: int, p: int, row: Row, scales: View, limit: float, block: int) -> int:

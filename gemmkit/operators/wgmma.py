@@ -243,18 +243,17 @@ class BlockScaledOp(WGMMAOp):
 
     # -- device -----------------------------------------------------------------------------------------------------
 
-    def copy_scales(self, scales: SharedPointer, begin: int, rows: int, columns: int, at: Any, thread: int,
-                    threads: int) -> None:
-        """Start a thread's copies, one of ``threads``, of a stage's scales: those of the tile's ``rows``, then those of its
-        ``columns``. ``at`` is where the stage begins."""
+    def copy_scales(self, scales: SharedPointer, begin: int, rows: int, columns: int, at: Any) -> None:
+        """Start a warp's copies of a stage's scales: those of the tile's ``rows``, then those of its ``columns``. ``at`` is
+        where the stage begins."""
         block = udiv(at.k, BLOCK)
-        for first in range(0, rows, threads):
-            n = thread + first
+        for first in range(0, rows, 32):
+            n = lane_index() + first
             if n < rows:
                 row = udiv(min(at.m + n, at.shape.M - 1), self.rows)
                 copy_async(scales, begin + n, 0, self.scale_a, offset_of(self.scale_a, (row, block)), 1, True)
-        for first in range(0, columns, threads):
-            n = thread + first
+        for first in range(0, columns, 32):
+            n = lane_index() + first
             if n < columns:
                 column = udiv(min(at.n + n * self.width, at.shape.N - 1), self.columns)
                 copy_async(scales, begin + rows + n, 0, self.scale_b, offset_of(self.scale_b, (block, column)), 1, True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmkit.kernels.rows import FEW, LANES, RegisterRow, RowSource, RowTeam, ThreadTeam, WarpTeam
+from gemmkit.kernels.rows import FEW, LANES, RegisterRow, RowSource, RowTeam, ThreadTeam, TurnedTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, F64, NUMBER, RETURNS, WIDE, Callees, is_whole_load
 from gemmkit.programs.chains.elements import is_whole_number
@@ -425,7 +425,7 @@ IMPORTS = [
     ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "RegisterRow"),
     ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "StreamedRow"),
     *(("gemmkit.kernels.rows", word) for word in WORDS),
-    *(("gemmkit.kernels.rows", team) for team in ("BlockTeam", "ThreadTeam", "WarpTeam")),
+    *(("gemmkit.kernels.rows", team) for team in ("BlockTeam", "ThreadTeam", "TurnedTeam", "WarpTeam")),
     ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
     *(("gemmkit.programs.called", word) for word in sorted({*RETURNS.values(), *WIDE.values()})),
     ("gemmkit.programs.collectives", "blocks"),
@@ -438,8 +438,8 @@ LONG = 70                              # characters of an expression, beyond whi
 ALWAYS = {"Component", "Scalar", "Rows", "blocks"}
 #: What a text calls its own things: arrays, numbers and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name in IMPORTS} | set(DTYPES.values()) | {
-    COLUMN, "ROWS", "SHARED_BYTES", "Sizes", "columns", "dataclass", "index", "kernel", "math", "max", "min", "np", "sizes",
-    "tiles"})
+    COLUMN, "ROWS", "SHARED_BYTES", "Sizes", "columns", "dataclass", "index", "kernel", "math", "max", "min", "np", "place",
+    "sizes", "tiles"})
 
 
 @dataclass
@@ -455,6 +455,7 @@ class RowPrinter:
     elements: dict[Value, str] = field(default_factory=dict)
     firsts: dict[int, str] = field(default_factory=dict)           # by the lengths of rows, one that says where elements are
     loaded: set[str] = field(default_factory=set)                  # those of them that are of arrays
+    guard: str = ""                    # what a thread's place is if it has a row of its own
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -645,7 +646,7 @@ class RowPrinter:
             length, word = stored_length(step.store), "put_turned" if is_turned(step.store.key) else "put_into"
             given = length, f"element_of_{parameter.name}", False, out, DTYPES[kind]
             if step.store.lookup is None:
-                self.lines.append(self.over(word, x, *given))
+                self.stored(self.over(word, x, *given))
                 return
             at = f"{step.store.lookup.name}[{self.program.rows.name}]"
             stored = self.over(word, x, *given, first=f"{self.spec(length)}.none({self.where(length, at)})")
@@ -655,7 +656,12 @@ class RowPrinter:
         self.needs.add("convert")
         value = f"convert({DTYPES[kind]}, {bare(made.text)})"
         met = [self.call("meet", first)] if parameter.name in self.program.reads else []
-        self.lines += [*made.lines, *met, self.call("put_one", first, out, value)]
+        self.lines += [*made.lines, *met]
+        self.stored(self.call("put_one", first, out, value))
+
+    def stored(self, line: str) -> None:
+        """A store, which threads of a `TurnedTeam` leave out whose row is another's."""
+        self.lines += [f"if place == {self.guard}:", f"    {line}"] if self.guard else [line]
 
 
 def length_of(x: Value) -> int:
@@ -669,8 +675,9 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
     launched before the kernel before has ended."""
     (team, _, _), *_ = threads.values()
     rows, stacks, counted = program.rows.name, program.stacks, [index.name for index in program.sizes]
-    tile = [index.name for index in program.indices]
-    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted})
+    index = "index" if stacks else rows
+    guard = index if isinstance(team, TurnedTeam) else ""
+    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted}, guard=guard)
     values = walked([step.value for made in steps.all for step in made.order])
     callees = Callees.of(x.data for x in values if x.op in CALLED)
     if steps.parts is not None and program.parts is not None:
@@ -682,17 +689,19 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
                       *(type(source).__name__ for _, source, _ in threads.values()), *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads and name not in outs]
+    tile = [index.name for index in program.indices]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for made in steps.all for x in made.named)]
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
         if word in printer.needs:
             imports.setdefault(module, []).append(word)
-    at = [f"{rows} = ROWS.team.row()", f"if {rows} < sizes.{rows}:"]
-    if stacks:
-        which = f"udiv(index, sizes.{rows})"
-        at = ["index = ROWS.team.row()", f"if index < {count_of(stacks)}sizes.{rows}:",
-              *(f"    {stack.name} = {part}" for stack, part in zip(stacks, parts_of_stacks(stacks, which))),
-              f"    {rows} = index - {which if stacks[1:] else stacks[0].name} * sizes.{rows}"]
+    count, at = f"{count_of(stacks)}sizes.{rows}", f"udiv(index, sizes.{rows})"
+    body = [*(f"{stack.name} = {part}" for stack, part in zip(stacks, parts_of_stacks(stacks, at))),
+            *([f"{rows} = index - {at if stacks[1:] else stacks[0].name} * sizes.{rows}"] if stacks else []), *printer.lines]
+    if printer.guard:                                  # the block meets: each of its threads has a row
+        body = ["place = ROWS.team.row()", f"{index} = min(place, {count} - 1)", *body]
+    else:
+        body = [f"{index} = ROWS.team.row()", f"if {index} < {count}:", *(f"    {line}" for line in body)]
     lines = [
         f'"""{title}"""', "", *(["import math"] if "math" in printer.needs else []), "from dataclasses import dataclass", "",
         "import numpy as np", "",
@@ -703,17 +712,17 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
         f"SHARED_BYTES = {team.shared_bytes}", "", "",
         "@dataclass(frozen=True)", "class Sizes(Component):",
         *(f"    {name}: Scalar" for name in (*counted, *program.lengths.values(), *used)), "", "",
-        f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):", *(f"    {line}" for line in (*begin, *at)),
-        *(f"        {line}" for line in printer.lines), "", "",
-        "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
-        *printer.functions]
+        f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):",
+        *(f"    {line}" for line in (*begin, *body)), "", "", "def tiles(sizes):",
+        f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)", *printer.functions]
     updated, sizes = tuple(name for name in outs if name in program.reads), (*counted, *program.lengths.values())
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), sizes, tuple(tile), tuple(used), team.block,
                    callees=callees, updated=updated, number=program.dtype)
 
 
 def shown_team(team: RowTeam, dtype: str) -> str:
-    more = [team.rows, team.lanes][:1 + (team.lanes < LANES)] if isinstance(team, WarpTeam) else []
+    more = [team.rows] if isinstance(team, (WarpTeam, TurnedTeam)) else []
+    more += [team.lanes] if isinstance(team, WarpTeam) and team.lanes < LANES else []
     return f"{type(team).__name__}({', '.join([str(team.warps), dtype, *map(str, more)])})"
 
 
@@ -732,7 +741,9 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
     widest = max([8 if program.dtype == F64 else 1, *(infos[key].dtype.itemsize for key in whole)])
-    problems = {length: RowsProblem(length, widest, program.dtype, max(1, steps.at_once)) for length in program.lengths}
+    turned = turned_bytes(program, infos)
+    problems = {length: RowsProblem(length, widest, program.dtype, max(1, steps.at_once), turned)
+                for length in program.lengths}
     chosen = {length: choose(problem, device).spec for length, problem in problems.items()}
     most = max(team.threads for team, _, _ in chosen.values())         # a team has rows of all lengths
     found = {length: problem.specialise((most, isinstance(chosen[length][1], RegisterRow)), device).spec
@@ -747,12 +758,24 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
                 x.op == "load" and x.data[0] is store.parameter for x in walked([y.value for y in program.stores[n + 1:]])):
             raise refused(ValueError, f"{store.parameter.name} and another result are stored in place, and each is made of "
                                       "both: a row does not fit in a block's registers; give one its own array", store.line)
-    threads = ("a thread" if team.threads == 1 else f"{team.threads} lanes" if team.threads < LANES else
+    threads = ("a thread" if team.threads == 1 else f"{team.threads} threads of a block of {team.rows} rows" if turned else
+               f"{team.threads} lanes" if team.threads < LANES else
                "a warp" if team.warps == 1 else f"a block of {team.warps} warps")
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")
-    used = {key: info.dtype for key, info in infos.items()}
-    return printed(title, program, steps, found, used, numbers, device.starts_early)
+    return printed(title, program, steps, found, {key: info.dtype for key, info in infos.items()}, numbers,
+                   device.starts_early)
+
+
+def turned_bytes(program: RowProgram, infos: Names[str, ArrayInfo]) -> int:
+    """Bytes of the smallest element that lies along columns; 0 where none does, or where rows of a block may not meet: each
+    has its own count of parts, or may not be there, or an array is stored that is read."""
+    loads = [x for x in walked([store.value for store in program.stores]) if x.op == "load"]
+    found = [x.data[0].name for x in loads if is_vector(x) and is_turned(x.data[1])]
+    found += [store.parameter.name for store in program.stores if is_turned(store.key)]
+    apart = program.parts is not None or any(store.lookup is not None for store in program.stores) or any(
+        names_rows(x) for x in loads) or any(store.parameter.name in program.reads for store in program.stores)
+    return 0 if apart else min((infos[name].dtype.itemsize for name in found), default=0)
 
 
 def check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:

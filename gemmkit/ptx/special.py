@@ -19,9 +19,10 @@ def _from(mode: str, lane: int, n: int) -> int:
 
 
 def _of_group(b: ir.IRBuilder, lanes: ir.Value) -> Any:
-    """The mask of the lanes of a thread's aligned group of so many, fewer than 32."""
+    """The mask of the lanes of a thread's aligned group of so many: a constant where that is one."""
     lane = b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(i32, []), "llvm.nvvm.read.ptx.sreg.laneid"), [])
-    return b.shl(b.sub(b.shl(i32(1), lanes), i32(1)), b.and_(lane, b.neg(lanes)))
+    group = b.trunc(b.sub(b.shl(ir.IntType(64)(1), b.zext(lanes, ir.IntType(64))), ir.IntType(64)(1)), i32)
+    return b.shl(group, b.and_(lane, b.neg(lanes)))
 
 
 def _shuffle(mode: str, doc: str) -> Atom:
@@ -63,7 +64,7 @@ def _shuffle(mode: str, doc: str) -> Atom:
 
 
 #: ``SHUFFLE[mode](value, n)``, executed by all lanes of a warp. ``SHUFFLE["bfly"](value, n, lanes)``: by an aligned group of
-#: 2 to 16 lanes alone, whatever the others of its warp do.
+#: 2 to 32 lanes alone, whatever the others of its warp do.
 SHUFFLE = MappingProxyType({
     "bfly": _shuffle("bfly", "The value of lane ``lane ^ n``."),
     "idx": _shuffle("idx", "The value of lane ``n``."),

@@ -110,6 +110,8 @@ MOST_AT_ONCE = 48                      # of all rows: elements, and two values o
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
 MOST_OF_LANES = 2                      # of a part of a warp: sums of 128 products take 34 us with two pieces, 42 with one
 ROWS_PER_BLOCK = 4                     # where a warp has a row
+SECTOR = 32                            # bytes of global memory that are read or stored at once
+TURNED_WARPS = 8                       # of a block that streams rows of a transpose
 RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
 
 
@@ -117,6 +119,7 @@ class RowsProblem(MappingProblem):
     """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
     and how many elements they load at a time. Mappings are how many threads have a row, and whether they hold it: a part of
     a warp, else as few warps as can, else rows are streamed. A thread has fewer pieces of rows that are ``held_at_once``.
+    Where elements of ``turned`` bytes lie along columns (0: nowhere), a block has as many rows as fill a sector of them.
 
     >>> import numpy as np
     >>> from gemmkit.runtime.device import H100
@@ -125,7 +128,8 @@ class RowsProblem(MappingProblem):
     (1, 3, 3, 8)
     """
 
-    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1):
+    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1, turned: int = 0):
+        self.side = min(SECTOR // turned, WARP // 2) if turned else 0
         self.dtype, self.vector = dtype, math.gcd(columns, WORDS // itemsize) or 1
         while self.vector > 1 and (self.vector + 2) * held_at_once > MOST_AT_ONCE:
             self.vector //= 2
@@ -133,22 +137,29 @@ class RowsProblem(MappingProblem):
         self.most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (self.vector * held_at_once))      # of a thread
 
     def candidates(self, device: DeviceInfo) -> Iterator[tuple[int, bool]]:
+        if self.side:
+            share = WARP // self.side
+            yield from ((warps * share, True) for warps in (1, 2, 4, 8, 16, MOST_WARPS))
+            yield TURNED_WARPS * share, False
+            return
         yield from ((lanes, True) for lanes in (1, 2, 4, 8, 16))
         for is_held in (True, False):
             for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
                 yield warps * WARP, is_held
 
     def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
-        from gemmkit.kernels.rows import BlockTeam, RegisterRow, StreamedRow, WarpTeam  # products need none of these
+        # Products need none of these.
+        from gemmkit.kernels.rows import BlockTeam, RegisterRow, RowTeam, StreamedRow, TurnedTeam, WarpTeam
 
         threads, is_held = mapping
-        held, most = -(-self.pieces // threads), self.most if threads >= WARP else min(self.most, MOST_OF_LANES)
+        held, most = -(-self.pieces // threads), self.most if threads >= WARP or self.side else min(self.most, MOST_OF_LANES)
         if is_held and not 0 < held <= most:
             raise ConfigError(f"{threads} threads hold {most * threads} pieces of a row, and not {self.pieces}")
-        if held > max(1, self.most) and threads < MOST_WARPS * WARP:
+        if held > max(1, self.most) and not self.side and threads < MOST_WARPS * WARP:
             raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {threads} threads")
         lanes = min(threads, WARP)
-        team = (WarpTeam(1, self.dtype, ROWS_PER_BLOCK * WARP // lanes, lanes) if threads <= WARP else
-                BlockTeam(threads // WARP, self.dtype))
+        team: RowTeam = (TurnedTeam(threads * self.side // WARP, self.dtype, self.side) if self.side else
+                         WarpTeam(1, self.dtype, ROWS_PER_BLOCK * WARP // lanes, lanes) if threads <= WARP else
+                         BlockTeam(threads // WARP, self.dtype))
         source = RegisterRow(held, self.pieces // threads) if is_held else StreamedRow()
         return Choice((team, source, self.vector))

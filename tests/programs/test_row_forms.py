@@ -72,6 +72,7 @@ FORMS: dict[str, tuple[gp.Program, Callable[[Drawn], Arrays], dict[str, float]]]
     "outer": (listing.outer, outer, {}),
     "values": (listing.values, lambda d: [d.floats(d.rows), d.floats(d.rows), nan(d.rows)], dict(c=0.1)),
     "turned": (listing.turned, turned, {}),
+    "turned_folds": (listing.turned_folds, lambda d: [d.floats(d.rows, d.columns, dtype=F16), nan(d.columns, d.rows)], {}),
     "symmetric": (listing.symmetric, lambda d: [d.floats(d.columns, d.columns), nan(d.columns, d.columns), nan(d.columns, d.columns)], {}),
     "lengths": (listing.lengths, lengths, {}),
     "embedded": (listing.embedded, embedded, {}),

@@ -124,6 +124,15 @@ def turned(x: Any, b: Any, d: Any, e: Any) -> None:
 
 
 @gk.program
+def turned_folds(x: Any, d: Any) -> None:
+    """A transpose of rows that are folded."""
+    for m, n in gp.parallel(x.rows, x.columns):
+        top = x[m].max(axis=1)
+        total = gp.exp(x[m] - top).sum(axis=1)
+        d[n, m] = gp.exp(x[m, n] - top) / total
+
+
+@gk.program
 def symmetric(x: Any, d: Any, e: Any) -> None:
     """A transpose is read: once beside rows, once for two results."""
     for m, n in gp.parallel(x.rows, x.columns):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.kernels.rows import TurnedTeam
 from gemmkit.programs import collectives, sums
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains.chain import ProductPart, dots, late_values
@@ -650,8 +651,16 @@ def check_rows(text: Text) -> None:
     kernel, rows = text.functions["kernel"], text.constants["ROWS"].team.rows
     names = list(text.plan.printed.tile)
     body = [node for node in kernel.body if not (isinstance(node, ast.Expr) and ast.unparse(node) in ("grid_wait()", "grid_launch_dependents()"))]
-    *begin, last = body
-    expect(isinstance(last, ast.If) and not last.orelse, "a kernel of rows asks first whether its row is there")
+    if isinstance(text.constants["ROWS"].team, TurnedTeam):
+        stores = [node for node in body if isinstance(node, ast.If)]
+        begin, last = [node for node in body if node not in stores], stores[0]
+        expect({ast.unparse(node.test) for node in stores} in ({"place == index"}, {f"place == {names[-1]}"}), "a row that is another's is stored")
+        expect(not any(isinstance(x, ast.Call) and ast.unparse(x.func).startswith("put") for node in begin for x in ast.walk(node)),
+               "a row is stored that may be another's")
+        begin = [node for node in begin if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (*names, "place", "index")]
+    else:
+        *begin, last = body
+        expect(isinstance(last, ast.If) and not last.orelse, "a kernel of rows asks first whether its row is there")
     assert isinstance(last, ast.If)
     waits = [ast.unparse(node) for node in kernel.body if node not in body]
     expect(waits in ([], ["grid_launch_dependents()", "grid_wait()"]) and kernel.body[:len(waits)] == [

@@ -764,7 +764,7 @@ def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     readers = (CLUSTER_WARPS if shares else WARPS) if by_warps else CLUSTER if shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
     empty_arrivals = consumers * spec.cluster.readers * (4 if by_warps else 1)
-    full_arrivals = spec.producer.full_arrivals + 32 * spec.producer.copiers * spec.mainloop.copies_scales
+    full_arrivals = spec.producer.full_arrivals + 32 * spec.mainloop.copies_scales
     pipeline = Pipeline(spec.stages, 0, full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
                         spec.cluster)
     return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))

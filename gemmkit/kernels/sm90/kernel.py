@@ -165,6 +165,7 @@ STARTING: Registers = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 STREAMING: Registers = {**STARTING, (1, 2): (40, 232)}          # where it also finds its parts of a stream of k-tiles
 WORKING: Registers = {(1, 3): (56, 152), (2, 2): (88, 168)}
 SQUEEZED: Registers = {(1, 2): (56, 224)}        # beside consumers with more than 128 registers of accumulators
+COPYING: Registers = {**STARTING, **SQUEEZED}    # where warps copy scales
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from gemmkit.kernels.collectives.operand import (
 )
 from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot, TileCoord, Work
 from gemmkit.kernels.sm90.kernel import (
+    COPYING,
     STARTING,
     STREAMING,
     WORKING,
@@ -346,7 +347,7 @@ class TmaProducer(Producer):
 
     @property
     def registers(self) -> Registers:
-        return STREAMING if self.streams or self.is_team else STARTING
+        return COPYING if self.is_team else STREAMING if self.streams else STARTING
 
     @property
     def squeezed_registers(self) -> Registers:
