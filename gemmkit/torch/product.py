@@ -497,9 +497,12 @@ def result_dtype(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) ->
 
 def _compute(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
              conj_b: bool = False, dtype: torch.dtype | None = None, mapping: str | None = None) -> Any:
-    if (a_form == b_form == PLAIN and dtype is mapping is None and not (conj_a or conj_b) and a.dtype == b.dtype
-            and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]):
-        return products(None, (a, b), None, None, lambda: (a, b, {}))          # known calls make the result themselves
+    if a_form == b_form == PLAIN and dtype is mapping is None and not (conj_a or conj_b):
+        found = products.again(None, (a, b))               # known calls make the result themselves
+        if found is not None:
+            return found
+        if a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
+            return products(None, (a, b), None, None, lambda: (a, b, {}))
     out = _allocate(a, b, a_form=a_form, b_form=b_form, dtype=dtype)
     more: dict[str, Any] = {} if mapping is None else {"mapping": mapping}
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
