@@ -355,13 +355,9 @@ def is_eager(args: tuple[Any, ...]) -> bool:
     return True
 
 
-#: What `known` answers of a call that autograd records.
-RECORDED = "recorded"
-
-
-def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False) -> Any:
+def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False, recorded: tuple[Any, ...] = ()) -> Any:
     """The result of a call that is known, at which nothing but autograd looks and which casts nothing (or has cast, where it
-    ``is_cast``): `RECORDED` for one that is recorded, None for one that has to be looked at."""
+    ``is_cast``); None for one that has to be looked at. One that autograd records is `record` of ``recorded``."""
     is_recorded = False
     for x in tensors:
         if type(x) not in _PLAIN:
@@ -370,7 +366,10 @@ def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False
     if is_looked_at() or (casting() and not is_cast):
         return None
     if is_recorded and torch.is_grad_enabled():
-        return RECORDED if door.recorded(rest, tensors) else None
+        try:
+            return record(*recorded) if recorded else None
+        except Unknown:
+            return None
     return door.again(rest, tensors)
 
 
@@ -606,8 +605,7 @@ def product(a: torch.Tensor, b: torch.Tensor, a_form: str = PLAIN, b_form: str =
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
             if not records(a, b):
                 return products(None, (a, b), None, None, lambda: (a, b, {}))
-            products.recorded(None, (a, b), note=True)
-            return _Eager.apply(a, b)
+            return record(a, b, None, None, False, True)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
     return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype, mapping=mapping)
 
@@ -629,7 +627,7 @@ def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, oper
     """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with the epilogue of an operator
     (`gemmkit.torch.op`; None: none), which adds ``bias`` and nothing more where a gradient is wanted."""
     if records(x, weight, bias):
-        return _Eager.apply(x, weight, True, operator, bias)
+        return record(x, weight, bias, operator, True, True)
     return _of_layer(x, weight, bias, operator)
 
 
@@ -649,11 +647,17 @@ class _Eager(torch.autograd.Function):
     alone, no view and no operator, and each gradient is one launch."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, is_layer: bool = False,
-                operator: object = None, bias: torch.Tensor | None = None) -> Any:
+    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+                operator: object = None, is_layer: bool = False, is_checked: bool = False) -> Any:
+        found = (layers.again(operator, (a, b) if bias is None else (a, b, bias)) if is_layer
+                 else products.again(None, (a, b)))
+        if found is None:
+            if not is_checked:
+                raise Unknown
+            found = _of_layer(a, b, bias, operator) if is_layer else products(None, (a, b), None, None, lambda: (a, b, {}))
         ctx.save_for_backward(a, b)
         ctx.is_layer = is_layer
-        return _of_layer(a, b, bias, operator) if is_layer else products(None, (a, b), None, None, lambda: (a, b, {}))
+        return found
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -662,11 +666,16 @@ class _Eager(torch.autograd.Function):
         found = (_gradient(_of_a, is_layer, a, (grad, b), lambda: (grad, b if is_layer else b.mT)) if of_a else None,
                  _gradient(_of_b, is_layer, b, (grad, a), lambda: (grad.mT, a) if is_layer else (a.mT, grad))
                  if of_b else None)
-        return (*found, None, None, grad.sum(0) if True in others else None)
+        return *found, grad.sum(0) if True in others else None, None, None, None
 
 
-#: A B of matrices, or ``(x, weight, True, operator, bias)`` of a `layer`, whose call is `known`, recorded. What autograd
-#: functions do in front of this is for tensors of transforms, and takes as long as a product's look-up.
+class Unknown(Exception):
+    """A call that is to be recorded has to be looked at: it was not known. Nothing has been launched."""
+
+
+#: A B of matrices, or a `layer`'s ``(x, weight, bias, operator, True)``, recorded; raises `Unknown` for a call that is not
+#: known, unless ``True`` behind these says that it has been looked at. What autograd functions do in front of this is for
+#: tensors of transforms, and takes as long as a product's look-up.
 record = super(torch.autograd.Function, _Eager).apply
 _of_a, _of_b = Door(), Door()          # gradients, of the tensors that they are products of
 

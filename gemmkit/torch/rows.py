@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from gemmkit import programs as gp
 from gemmkit.epilogues import activations as of_numbers
 from gemmkit.functions import rows as forward
-from gemmkit.functions.glu import gating
+from gemmkit.functions.glu import gating, units
 from gemmkit.functions.glu import glu as forward_glu
-from gemmkit.functions.glu import units
 from gemmkit.functions.gradients import norm_gradients_of
 from gemmkit.functions.matmul import Door
 from gemmkit.lang.errors import ConfigError
