@@ -358,13 +358,13 @@ def is_eager(args: tuple[Any, ...]) -> bool:
 def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False, recorded: tuple[Any, ...] = ()) -> Any:
     """The result of a call that is known, at which nothing but autograd looks and which casts nothing (or has cast, where it
     ``is_cast``); None for one that has to be looked at. One that autograd records is `record` of ``recorded``."""
+    if is_looked_at() or (casting() and not is_cast):          # a compiler would have its graphs ask all that follows
+        return None
     is_recorded = False
     for x in tensors:
         if type(x) not in _PLAIN:
             return None
         is_recorded = is_recorded or x.requires_grad
-    if is_looked_at() or (casting() and not is_cast):
-        return None
     if is_recorded and torch.is_grad_enabled():
         try:
             return record(*recorded) if recorded else None
