@@ -244,8 +244,8 @@ def _call_from_graphs(operator: torch._ops.OpOverload) -> None:
     """Have Inductor's graphs call an operator's ``compute``, as they call Inductor's own extern kernels. Graphs record
     nothing, and PyTorch's dispatcher and its autograd of operators would take 14 us of 20.
 
-    A fake call tells Inductor, which takes 1 s to load, and makes one before it asks how an operator is called. Inductor asks
-    the operator's tag alone which strides its tensors must have, where it is told how to call it."""
+    A fake call tells Inductor, which takes 1 s to load, and makes one before it asks how an operator is called. The
+    operator's tag then says which strides tensors must have."""
     inductor = sys.modules.get("torch._inductor.lowering")
     if inductor is None or operator in inductor.lowerings:
         return
