@@ -81,12 +81,12 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, out: Any = None, conf
         return x, both, {"epilogue": fold if epilogue is None else fold | epilogue}
 
     if is_kept and conf is None and epilogue is None and not rest:
-        return _glu(given, (x, w, v), out, stream, described)
+        return units(given, (x, w, v), out, stream, described)
     a, b, components = described()
     return matmul(a, b, None, conf, out=out, stream=stream, **components, **rest)
 
 
-_glu = Door()
+units = Door()                         # of functions that nothing is bound to, of x, w and v
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix, result, unwrapped
 from gemmkit.operators import Algebra, Operator
-from gemmkit.plans.launch import KnownCalls, NotedCalls
+from gemmkit.plans.launch import KnownCalls
 from gemmkit.plans.plan import known_call, multiply
 from gemmkit.plans.problem import asked_dtype, check_places, stack_of
 from gemmkit.runtime.arrays import ArrayInfo, RequiresGradient, describe, empty_like, strided
@@ -184,10 +184,10 @@ def is_discarded(keywords: dict[str, Any], conf: Config | None) -> bool:
 class Door:
     """A function of arrays that comes down to one product, whose components are made of these arrays. Its calls that come
     again are known by the arrays alone: no component is made or read. ``again(rest, arrays)`` is the result of one; None for
-    another. ``recorded``: the calls that autograd records."""
+    another."""
 
     def __init__(self) -> None:
-        self._calls, self.recorded = KnownCalls(), NotedCalls()
+        self._calls = KnownCalls()
         self.again = self._calls.again
 
     def __call__(self, rest: Any, arrays: tuple[Any, ...], out: Any, stream: Any,

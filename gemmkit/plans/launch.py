@@ -292,23 +292,6 @@ class KnownCalls:
             known.fit.keep((at, held) if held else at, True)
 
 
-class NotedCalls:
-    """Calls of a function that have been noted, by ``rest`` and their arrays: called, whether one has been."""
-
-    def __init__(self) -> None:
-        self._noted, self._recogniser = cache(), Recogniser()
-
-    def __call__(self, rest: Any, arrays: tuple[Any, ...], note: bool = False) -> bool:
-        """With ``note`` it is, from now on."""
-        if current_mode() is not None:
-            return False
-        try:
-            key = rest, self._recogniser(arrays)[0]
-        except (TypeError, ValueError):                    # who looks at the call says why
-            return False
-        return key in self._noted or (note and self._noted.keep(key, True))
-
-
 def _handle(x: Any, like: ArrayInfo, stream: Any) -> int:
     """The stream of a call, where the library has no current one, or it is given."""
     if stream is None:

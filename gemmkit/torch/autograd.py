@@ -31,7 +31,6 @@ from gemmkit.runtime.arrays import is_array
 from gemmkit.torch import product as forms
 from gemmkit.torch.dual import ONE, DualTensor, Paths, functions, tangents
 from gemmkit.torch.product import (
-    RECORDED,
     autocast,
     batched_by,
     check_dtypes,
@@ -39,7 +38,6 @@ from gemmkit.torch.product import (
     known,
     product,
     products,
-    record,
     result_shape,
     summed_to,
 )
@@ -453,9 +451,9 @@ def matmul(a: Any, b: Any, c: torch.Tensor | None = None, *, mapping: str | None
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     if c is None and mapping is None:
-        found = known(products, None, (a, b))
+        found = known(products, None, (a, b), recorded=(a, b))
         if found is not None:
-            return record(a, b) if found is RECORDED else found
+            return found
     check_mapping(mapping)
     for name, x in (("a", a), ("b", b), ("c", c)):
         if not isinstance(x, torch.Tensor) and not (name == "c" and x is None):

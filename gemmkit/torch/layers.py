@@ -26,7 +26,6 @@ from gemmkit.torch.autograd import matmul
 from gemmkit.torch.checkpoints import read, unpacked
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.product import (
-    RECORDED,
     Differentiable,
     are_matrices,
     autocast,
@@ -37,7 +36,6 @@ from gemmkit.torch.product import (
     known,
     layer,
     layers,
-    record,
     records,
     summed_to,
 )
@@ -231,8 +229,6 @@ class Linear(torch.nn.Linear):
         is_split = self.activation is not None and is_recorded                   # the activation is recorded by itself
         operator = self._before_activation if is_split else self._multiply
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
-            if is_recorded:
-                layers.recorded(self._multiply, (rows, weight) if bias is None else (rows, weight, bias), note=True)
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
             found = biased(matmul(rows, weight.mT, mapping=self.mapping), bias)
@@ -248,12 +244,12 @@ class Linear(torch.nn.Linear):
         if x.dim() < 2:
             return None
         rows = _rows(x)
-        found = known(layers, self._multiply, (rows, weight) if bias is None else (rows, weight, bias), is_cast)
+        tensors = (rows, weight) if bias is None else (rows, weight, bias)
+        found = known(layers, self._multiply, tensors, is_cast, (rows, weight, bias, self._before_activation, True))
         if found is None:
             return None
-        if found is RECORDED:                                  # and the activation by itself
-            found = record(rows, weight, True, self._before_activation, bias)
-            found = found if self.activation is None else FUNCTIONS[self.activation](found)
+        if self.activation is not None and found.requires_grad:                  # the activation is recorded by itself
+            found = FUNCTIONS[self.activation](found)
         return found if rows is x else found.view(*x.shape[:-1], found.shape[1])
 
     def extra_repr(self) -> str:

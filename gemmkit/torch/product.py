@@ -10,6 +10,7 @@ product is of the same kind in all of these, so that one operator has derivative
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -226,11 +227,39 @@ def qualified(name: object) -> str:
 def define(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any]) -> Any:
     """An operator that computes by ``compute``; ``allocate`` gives its results of tensors without data (fake and meta
     ones)."""
-    torch.library.define(name, schema)
+    def allocated(*args: object, **options: object) -> object:
+        _call_from_graphs(operator)
+        return allocate(*args, **options)
+
+    torch.library.define(name, schema, tags=torch.Tag.needs_exact_strides)
     torch.library.impl(name, ("cpu", "cuda"), compute)
-    torch.library.register_fake(name, allocate)
+    torch.library.register_fake(name, allocated)
     namespace, own = name.split("::")
-    return getattr(getattr(torch.ops, namespace), own).default
+    operator: Any = getattr(getattr(torch.ops, namespace), own).default
+    operator.compute = compute
+    return operator
+
+
+def _call_from_graphs(operator: torch._ops.OpOverload) -> None:
+    """Have Inductor's graphs call an operator's ``compute``, as they call Inductor's own extern kernels. Graphs record
+    nothing, and PyTorch's dispatcher and its autograd of operators would take 14 us of 20.
+
+    A fake call tells Inductor, which takes 1 s to load, and makes one before it asks how an operator is called. The
+    operator's tag then says which strides tensors must have."""
+    inductor = sys.modules.get("torch._inductor.lowering")
+    if inductor is None or operator in inductor.lowerings:
+        return
+    called = inductor.fallback_handler(operator)
+
+    def lowered(*args: object, **options: object) -> object:
+        graph = inductor.V.graph
+        before, found = len(graph.operations), called(*args, **options)
+        for made in graph.operations[before:] if not (graph.cpp_wrapper or graph.fx_wrapper) else ():
+            if getattr(made, "op_overload", None) is operator:
+                made.python_kernel_name += ".compute"
+        return found
+
+    inductor.lowerings[operator] = lowered
 
 
 class Differentiable:
@@ -327,22 +356,21 @@ def is_eager(args: tuple[Any, ...]) -> bool:
     return True
 
 
-#: What `known` answers of a call that autograd records.
-RECORDED = "recorded"
-
-
-def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False) -> Any:
+def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False, recorded: tuple[Any, ...] = ()) -> Any:
     """The result of a call that is known, at which nothing but autograd looks and which casts nothing (or has cast, where it
-    ``is_cast``): `RECORDED` for one that is recorded, None for one that has to be looked at."""
+    ``is_cast``); None for one that has to be looked at. One that autograd records is `record` of ``recorded``."""
+    if is_looked_at() or (casting() and not is_cast):          # a compiler would have its graphs ask all that follows
+        return None
     is_recorded = False
     for x in tensors:
         if type(x) not in _PLAIN:
             return None
         is_recorded = is_recorded or x.requires_grad
-    if is_looked_at() or (casting() and not is_cast):
-        return None
     if is_recorded and torch.is_grad_enabled():
-        return RECORDED if door.recorded(rest, tensors) else None
+        try:
+            return record(*recorded) if recorded else None
+        except Unknown:
+            return None
     return door.again(rest, tensors)
 
 
@@ -469,9 +497,12 @@ def result_dtype(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) ->
 
 def _compute(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
              conj_b: bool = False, dtype: torch.dtype | None = None, mapping: str | None = None) -> Any:
-    if (a_form == b_form == PLAIN and dtype is mapping is None and not (conj_a or conj_b) and a.dtype == b.dtype
-            and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]):
-        return products(None, (a, b), None, None, lambda: (a, b, {}))          # known calls make the result themselves
+    if a_form == b_form == PLAIN and dtype is mapping is None and not (conj_a or conj_b):
+        found = products.again(None, (a, b))               # known calls make the result themselves
+        if found is not None:
+            return found
+        if a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
+            return products(None, (a, b), None, None, lambda: (a, b, {}))
     out = _allocate(a, b, a_form=a_form, b_form=b_form, dtype=dtype)
     more: dict[str, Any] = {} if mapping is None else {"mapping": mapping}
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
@@ -575,8 +606,7 @@ def product(a: torch.Tensor, b: torch.Tensor, a_form: str = PLAIN, b_form: str =
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
             if not records(a, b):
                 return products(None, (a, b), None, None, lambda: (a, b, {}))
-            products.recorded(None, (a, b), note=True)
-            return _Eager.apply(a, b)
+            return record(a, b, None, None, False, True)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
     return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype, mapping=mapping)
 
@@ -598,7 +628,7 @@ def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, oper
     """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with the epilogue of an operator
     (`gemmkit.torch.op`; None: none), which adds ``bias`` and nothing more where a gradient is wanted."""
     if records(x, weight, bias):
-        return _Eager.apply(x, weight, True, operator, bias)
+        return record(x, weight, bias, operator, True, True)
     return _of_layer(x, weight, bias, operator)
 
 
@@ -618,11 +648,17 @@ class _Eager(torch.autograd.Function):
     alone, no view and no operator, and each gradient is one launch."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, is_layer: bool = False,
-                operator: object = None, bias: torch.Tensor | None = None) -> Any:
+    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+                operator: object = None, is_layer: bool = False, is_checked: bool = False) -> Any:
+        found = (layers.again(operator, (a, b) if bias is None else (a, b, bias)) if is_layer
+                 else products.again(None, (a, b)) if a.dim() == b.dim() == 2 else None)       # (stacks are known, too)
+        if found is None:
+            if not is_checked:
+                raise Unknown
+            found = _of_layer(a, b, bias, operator) if is_layer else products(None, (a, b), None, None, lambda: (a, b, {}))
         ctx.save_for_backward(a, b)
         ctx.is_layer = is_layer
-        return _of_layer(a, b, bias, operator) if is_layer else products(None, (a, b), None, None, lambda: (a, b, {}))
+        return found
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -631,11 +667,16 @@ class _Eager(torch.autograd.Function):
         found = (_gradient(_of_a, is_layer, a, (grad, b), lambda: (grad, b if is_layer else b.mT)) if of_a else None,
                  _gradient(_of_b, is_layer, b, (grad, a), lambda: (grad.mT, a) if is_layer else (a.mT, grad))
                  if of_b else None)
-        return (*found, None, None, grad.sum(0) if True in others else None)
+        return *found, grad.sum(0) if True in others else None, None, None, None
 
 
-#: A B of matrices, or ``(x, weight, True, operator, bias)`` of a `layer`, whose call is `known`, recorded. What autograd
-#: functions do in front of this is for tensors of transforms, and takes as long as a product's look-up.
+class Unknown(Exception):
+    """A call that is to be recorded has to be looked at: it was not known. Nothing has been launched."""
+
+
+#: A B of matrices, or a `layer`'s ``(x, weight, bias, operator, True)``, recorded; raises `Unknown` for a call that is not
+#: known, unless ``True`` behind these says that it has been looked at. What autograd functions do in front of this is for
+#: tensors of transforms, and takes as long as a product's look-up.
 record = super(torch.autograd.Function, _Eager).apply
 _of_a, _of_b = Door(), Door()          # gradients, of the tensors that they are products of
 

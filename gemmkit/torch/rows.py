@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from gemmkit import programs as gp
 from gemmkit.epilogues import activations as of_numbers
 from gemmkit.functions import rows as forward
-from gemmkit.functions.glu import gating
+from gemmkit.functions.glu import gating, units
 from gemmkit.functions.glu import glu as forward_glu
 from gemmkit.functions.gradients import norm_gradients_of
 from gemmkit.functions.matmul import Door
@@ -529,8 +529,12 @@ def _check_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _compute_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, activation: str) -> Any:
-    _check_glu(x, w, v)
-    return forward_glu(x, w, v, unit(activation).of_a_number)
+    function = unit(activation).of_a_number
+    found = units.again(function, (x, w, v))
+    if found is None:
+        _check_glu(x, w, v)
+        found = forward_glu(x, w, v, function)
+    return found
 
 
 def _allocate_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, activation: str) -> Any:

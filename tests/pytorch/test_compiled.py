@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.emulator import machine  # noqa: E402
-from gemmkit.epilogues import Bias, SiLU  # noqa: E402
+from gemmkit.epilogues import Bias, Scale, SiLU  # noqa: E402
 from gemmkit.runtime.compile import stats  # noqa: E402
 from gemmkit.torch.layers import biased  # noqa: E402
 
@@ -95,6 +96,29 @@ def test_a_compiled_layers_bias(in_the_emulator: None) -> None:
         if anew:
             sums = [node for node in graphs[-1].graph.nodes if "sum_of_rows" in str(node.target)]
             assert len(sums) == (2 if needs[1] else 0)
+
+
+@pytest.mark.kin(2)
+def test_a_graph_calls_what_an_operator_computes(in_the_emulator: None) -> None:
+    """Inductor's code has no call that PyTorch's dispatcher takes, forward and backward, for operators of users too."""
+    from torch._inductor.utils import run_and_get_code
+
+    doubled = gk.torch.op(name="tests::doubled", epilogue=Scale(2.0))
+    x, w, v = (torch.randn(*shape).requires_grad_() for shape in ((3, 4), (4, 5), (5, 2)))
+
+    def function(x: Any, w: Any, v: Any) -> Any:
+        return gk.torch.matmul(doubled(x, w), v)
+
+    wanted = [(y := (2 * x @ w) @ v).detach(), *torch.autograd.grad(y.sum(), (x, w, v))]
+    def step() -> Any:
+        y = torch.compile(function, fullgraph=True)(x, w, v)
+        return y.detach(), *torch.autograd.grad(y.sum(), (x, w, v))
+
+    for _ in range(2):                                         # and once more from the caches of this process
+        found, codes = run_and_get_code(step)
+        assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted))
+        called = re.findall(r"= torch\.ops\.(gemmkit|tests)\.\w+\.default(\.compute)?\(", "".join(codes))
+        assert len(called) >= 5 and ("tests", ".compute") in called and all(compute for _, compute in called)
 
 
 def test_sums_of_rows_are_an_operator() -> None:

@@ -342,6 +342,18 @@ def test_a_known_product_is_recorded_where_a_gradient_is_wanted(launches: Launch
         assert launches.count == before + 1                    # dB alone
 
 
+def test_a_known_stack_is_recorded_as_a_stack(launches: Launches) -> None:
+    """By the operator, which knows what gradients of stacks are; each is one launch."""
+    a, b, w = half(3, M, K), half(3, K, N), half(3, K, N).requires_grad_()
+    for _ in range(3):
+        assert gt.matmul(a, b).grad_fn is None
+        found = gt.matmul(a, w)
+        assert found.grad_fn.name() != "_EagerBackward"
+        before, w.grad = launches.count, None
+        found.sum().backward()
+        assert (launches.count, w.grad.shape) == (before + 1, w.shape)
+
+
 def test_what_looks_at_calls_sees_known_ones(launches: Launches) -> None:
     """A mode, a profiler, autocast and a transform: the operator is called, and known calls stay known."""
     from torch.utils._python_dispatch import TorchDispatchMode
