@@ -609,7 +609,9 @@ def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     (a, b), infos, (M, N, K) = asked.operands, asked.infos, asked.sizes
     packed = () if b.is_plain else parts_of(b)
-    if not packed or a.dtype.itemsize == 1 or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
+    if not packed or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
+        return None
+    if a.dtype.itemsize == 1 and M > FEW:              # weights would be scaled, and no sums
         return None
     is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1
     part = _part(packed[0], M, is_large)
@@ -628,7 +630,7 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     if not isinstance(b, GroupQuantised) or not _is_alone(asked):
         return None
     is_float8 = a.dtype.itemsize == 1
-    if of_a is None or of_b is None or b.bits != 4 or (M < LEAST_ROWS and not is_float8) or 0 in (N, K):
+    if of_a is None or of_b is None or b.bits != 4 or M < LEAST_ROWS or 0 in (N, K):
         return None
     if d is not None and not (isinstance(d, Plain) and d.axis == 1):
         return None

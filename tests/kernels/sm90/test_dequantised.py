@@ -19,7 +19,7 @@ from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import QuantisedTranspose, dequantise
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.ahead import compiled_kernel, recorded
-from gemmkit.ptx.registers import as_float8, dequantise_bytes, float8_table, zero_words
+from gemmkit.ptx.registers import as_float8, as_float16, dequantise_bytes, float8_table, zero_words
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
@@ -104,9 +104,10 @@ def test_float8(machine: Any, tile: str, symmetric: bool, rng: np.random.Generat
 
 
 @on_machines
-def test_float8_scales_sums_in_float32(machine: Any, rng: np.random.Generator) -> None:
-    """Numbers that are not whole: as close to float64 as sums of 128 in tensor cores are."""
-    m, n, k = 24, 64, 1024
+@pytest.mark.parametrize("m", [5, 16, 24])
+def test_float8_scales_sums_in_float32(machine: Any, m: int, rng: np.random.Generator) -> None:
+    """Numbers that are not whole, by both kernels: as close to float64 as sums of 128 in tensor cores are."""
+    n, k = 64, 1024
     b, x = weights(rng, k, n, 4, 128, False, E4M3), rng.standard_normal((m, k)).astype(E4M3)
     layout: Any = b.layout
     layout.scales[:] = (rng.standard_normal(layout.scales.shape) * 3).astype(F16)
@@ -141,7 +142,7 @@ def dequantises(plan: Any) -> bool:
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize(("m", "n", "k", "group", "dtype"), [
-    (33, 64, 128, 128, F16), (65, 136, 64, 32, F16), (257, 48, 192, 64, F16), (1, 64, 128, 128, E4M3), (70, 48, 256, 256, E4M3)])
+    (33, 64, 128, 128, F16), (65, 136, 64, 32, F16), (257, 48, 192, 64, F16), (17, 64, 128, 128, E4M3), (70, 48, 256, 256, E4M3)])
 def test_a_call_takes_it(machine: Any, m: int, n: int, k: int, group: int, dtype: Any, rng: np.random.Generator) -> None:
     """With an epilogue that sees columns, a result of another type, and other weights by the same plan."""
     b, other = (weights(rng, k, n, 4, group, True, dtype) for _ in "ab")
@@ -303,6 +304,21 @@ def test_as_float8(run: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(out.view(E4M3).reshape(wanted.shape).astype(int), wanted)
 
 
+def as_halves(out: Any, words: Any) -> None:
+    t = thread_index()
+    out[t, 0], out[t, 1] = as_float16((words[t],))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("run", [emulated, pytest.param(interpreted, marks=pytest.mark.compile),
+                                 pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "ptx", "gpu"])
+def test_as_float16(run: Any) -> None:
+    """All 256 floats, NaN among them, in all four places."""
+    given = np.arange(256, dtype=np.uint8)[:, None] + np.array([0, 1, 100, 200], np.uint8)
+    (out,) = run(as_halves, Out((256, 2), np.uint32), given.view(np.uint32)[:, 0], threads=256)
+    assert np.array_equal(out.view(F16), given.view(E4M3).astype(F16), equal_nan=True)
+
+
 # -- machine code ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.kin(1)
@@ -346,8 +362,8 @@ def test_code_of_all_tiles(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 def test_code_of_float8(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Nothing is spilled, no wgmma waits for another, and eight weights take fifteen instructions at most."""
     monkeypatch.setattr(sm90, "DEQUANTISED_FLOAT8", (one,))
-    b, x = weights(rng, 1024, 512, 4, 128, True, E4M3), np.ones((one.N, 1024), E4M3)
-    (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N, 512), BF16)), H100)
+    b, x = weights(rng, 1024, 512, 4, 128, True, E4M3), np.ones((one.N + 1, 1024), E4M3)       # of fewer rows it takes 16
+    (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N + 1, 512), BF16)), H100)
     made = compiled_kernel(found, H100)
     assert found.problem.config.block_shape.size.M == one.M
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
