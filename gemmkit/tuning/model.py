@@ -193,7 +193,7 @@ class CostedTile:
         lines = k_tiles * self.depth / LINE
         within = self.within
         if shares > within:                            # by way of a workspace: all blocks at once, each with its share
-            moved = clusters * lines * LINE * (self.M * m + self.N * n / self.taps)
+            moved = clusters * lines * LINE * (self.M * m / self.packed + self.N * n / self.taps)
             given = min(SHARED_BYTES, FETCHED_BYTES * clusters * tiles * shares) if itemsize == 2 else SHARED_BYTES
             return max(math.ceil(lines / shares) * self.step, moved / given) + self.finish + self.start
         start = self.start + CLUSTERING * math.log2(tiles)

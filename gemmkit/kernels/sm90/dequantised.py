@@ -165,11 +165,8 @@ class DequantisingMainloop(WgmmaMainloop):
                 fragments = dequantised_portion(spec, held, 1)
                 sums = wgmma_wait(1, sums)
                 release_last(spec, previous, step)
-                sums, fragments = fold(self.portions - 2, add_portion, (sums, fragments), spec, held, b, slot.stage)
-                sums = start_portion(sums, spec, fragments, b, slot.stage, self.portions - 1, 1)
-                spec.pipeline.wait(ahead)
-                held = hold_stage(spec, group, ahead.stage)
-                fragments = dequantised_portion(spec, held, 0)
+                sums, fragments = fold(self.portions - 3, add_portion, (sums, fragments), spec, held, b, slot.stage)
+                sums, fragments, held = add_last(sums, spec, group, fragments, held, b, slot.stage, ahead)
                 sums = wgmma_wait(1, sums)
                 previous = slot.stage
                 slot = after
@@ -202,11 +199,9 @@ class Float8Mainloop(DequantisingMainloop):
                 sums = start_portion(nothing(spec), spec, fragments, b, slot.stage, 0, 0)
                 fragments = dequantised_portion(spec, held, 1)
                 sums = wgmma_wait(1, sums)
-                sums, fragments = fold(self.portions - 2, add_portion, (sums, fragments), spec, held, b, slot.stage)
-                sums = start_portion(sums, spec, fragments, b, slot.stage, self.portions - 1, 1)
-                spec.pipeline.wait(ahead)
-                scales, held = held.scales, hold_stage(spec, group, ahead.stage)
-                fragments = dequantised_portion(spec, held, 0)
+                sums, fragments = fold(self.portions - 3, add_portion, (sums, fragments), spec, held, b, slot.stage)
+                scales = held.scales
+                sums, fragments, held = add_last(sums, spec, group, fragments, held, b, slot.stage, ahead)
                 sums = wgmma_wait(0, sums)
                 spec.pipeline.release(slot.stage)
                 total = apply(add_scaled, total, sums, scales)
@@ -227,6 +222,18 @@ def add_portion(state: tuple, n: int, spec: Any, held: HeldStage, b: int, stage:
     sums = start_portion(state[0], spec, state[1], b, stage, n + 1, 1)
     fragments = dequantised_portion(spec, held, n + 2)
     return wgmma_wait(1, sums), fragments
+
+
+def add_last(sums: tuple, spec: Any, group: int, fragments: tuple, held: HeldStage, b: int, stage: int,
+             ahead: Slot) -> tuple:
+    """Start the last two portions of a stage. The words of the stage ``ahead`` are loaded between them, so that none waits
+    for shared memory, and its first portion is dequantised."""
+    sums = start_portion(sums, spec, fragments, b, stage, spec.mainloop.portions - 2, 1)
+    spec.pipeline.wait(ahead)
+    following = hold_stage(spec, group, ahead.stage)
+    fragments = dequantised_portion(spec, held, spec.mainloop.portions - 1)
+    sums = start_portion(wgmma_wait(1, sums), spec, fragments, b, stage, spec.mainloop.portions - 1, 1)
+    return sums, dequantised_portion(spec, following, 0), following
 
 
 def start_portion(sums: tuple, spec: Any, fragments: tuple, b: int, stage: int, portion: int, accumulate: int) -> tuple:
