@@ -183,7 +183,7 @@ def own_column(fragment: int, spec: QuantisedSpec, source: QuantisedSource) -> i
 
 
 def load_of_a(_: int, n: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
-    """`VECTOR` elements: of the operations along K one after the other, of each the lane's rows, of each its places along K."""
+    """`VECTOR` elements: of the operations along K one after the other, of each the lane's rows, of each its places in K."""
     slab, row, vector = n // (spec.fragments_m * spec.vectors_a), n // spec.vectors_a % spec.fragments_m, n % spec.vectors_a
     ahead = slab * spec.operation.size.K + vector * VECTOR
     ring.a[place * spec.loads_a + n] = load_words(source.a, 1, (min(source.row + 8 * row, source.last), k + source.k),
@@ -364,8 +364,8 @@ def _validate_tiles(config: Config, operator: QuantisedMMAOp, group: int) -> Non
          f"columns and K of the block among {warps} warps")
     rule(group % warp.size.K == 0 or warp.size.K == k, "compute_warp", warp, f"a part of K has one scale a column: K must "
          f"divide group={group}, or be the operator's {k}")
-    rule(scales_sums(operator, group, warp) or not operator.is_float8, "compute_warp", warp, "with 8-bit floats a part's sums "
-         "are scaled, and no weight: it needs fewer rows, or more of K")
+    rule(scales_sums(operator, group, warp) or not operator.is_float8, "compute_warp", warp, "with 8-bit floats a part's "
+         "sums are scaled, and no weight: it needs fewer rows, or more of K")
 
 
 def scales_sums(operator: QuantisedMMAOp, group: int, warp: Tile) -> bool:

@@ -26,9 +26,9 @@ IN_A_WORD = 8                          # integers of 4 bits
 PORTION = 128                          # elements along K whose sum 8-bit floats have before it is scaled
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 #: Why a product of these weights is refused.
-FLOAT8_WEIGHTS = ("8-bit floats by integers of 4 bits are multiplied by the kernel of up to 16 rows of A, and by Hopper's, as "
-                  "D^T = B^T A^T: that takes rows of A, D, words, scales and zero points that begin at multiples of 16 bytes, "
-                  "and no C, transform or condition")
+FLOAT8_WEIGHTS = ("8-bit floats by integers of 4 bits are multiplied by the kernel of up to 16 rows of A, and by Hopper's "
+                  "as D^T = B^T A^T: that takes rows of A, D, words, scales and zero points that begin at multiples of 16 "
+                  "bytes, and no C, transform or condition")
 
 
 @dataclass(frozen=True)

@@ -648,8 +648,8 @@ COLUMNS = 4                            # of B that a lane has: instructions side
 
 @dataclass(frozen=True)
 class QuantisedMMAOp(Operator):
-    """Products on tensor cores of an A of ``dtype``, float16, bfloat16 or float8_e4m3fn, and a B of integers of ``bits`` bits
-    in `layouts.GroupQuantised`, with float32 accumulators. It requires sm_80 and kernel="quantised". The sums
+    """Products on tensor cores of an A of ``dtype``, float16, bfloat16 or float8_e4m3fn, and a B of integers of ``bits``
+    bits in `layouts.GroupQuantised`, with float32 accumulators. It requires sm_80 and kernel="quantised". The sums
     of a warp's part of K are multiplied by its scale if A has a few rows: no weight is rounded. Else weights become float16,
     and then bfloat16 if A is bfloat16, which takes three more instructions a pair. An A of float8_e4m3fn becomes float16,
     which holds it exactly; it has a few rows and 4 bits beside it, and requires sm_89.
@@ -672,8 +672,8 @@ class QuantisedMMAOp(Operator):
             raise ValueError(f"QuantisedMMAOp(bits={self.bits!r}): 2 or 4 is needed")
         object.__setattr__(self, "dtype", dtype_given(self.dtype, "QuantisedMMAOp"))
         if self.dtype not in ((F16, BF16, E4M3) if self.bits == 4 else (F16, BF16)):
-            raise ValueError(f"QuantisedMMAOp(bits={self.bits}, dtype={self.dtype}): float16 or bfloat16 is needed, or with 4 "
-                             "bits float8_e4m3fn")
+            raise ValueError(f"QuantisedMMAOp(bits={self.bits}, dtype={self.dtype}): float16 or bfloat16 is needed, or with "
+                             "4 bits float8_e4m3fn")
 
     @property
     def K(self) -> int:

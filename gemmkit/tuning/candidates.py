@@ -639,7 +639,8 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     if why_not(of_a, 1) or why_not(of_b, 1) or any(why_not(describe(one), 1) for one in held):
         return None
     table = sm90.DEQUANTISED_FLOAT8 if is_float8 else sm90.DEQUANTISED
-    listed = tuple(one for one in table if is_float8 or shares_scales(b.group, one.depth // 2))
+    shared = by_workspace((N, M, K), device, 1, table.workspace, table.least_shared, a.dtype.itemsize)
+    listed = tuple(one for one in table.mappings + shared if is_float8 or shares_scales(b.group, one.depth // 2))
     if not listed:
         return None
     mapping = fastest((N, M, K), device, itemsize=a.dtype.itemsize, mappings=listed)
@@ -660,18 +661,17 @@ def _is_alone(asked: Asked) -> bool:
 def _part(b: GroupQuantised, M: int, is_large: bool) -> int:
     """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
     k = QuantisedMMAOp(b.bits).K
-    most = 128 if M <= ROWS else 2 * k if M <= FEW else k if is_large else 64
+    most = 128 if M <= FEW else k if is_large else 64
     return max(math.gcd(b.group, most), k)
 
 
 def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device: DeviceInfo) -> dict[str, Any]:
     """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill, and so do interleaved
     columns, whose lanes choose among arrays.)"""
-    stages = 1
     if M <= FEW:
-        rows, columns, warp = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS
-        is_one_wave = -(-N // columns) <= device.sm_count
-        warps_k, stages = (16, 1) if is_one_wave else (8, 1 if M <= ROWS else 2)
+        is_wide = M <= ROWS and N > 2 * COLUMNS * device.sm_count
+        rows, warp = ROWS if M <= ROWS else FEW, 2 * COLUMNS if is_wide else COLUMNS
+        columns, warps_k = warp, 16 if -(-N // COLUMNS) <= device.sm_count else 8
     elif not is_large:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
     else:
@@ -682,7 +682,7 @@ def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device
     parts = K // (part * warps_k)
     splits = 2 if 2 * tiles <= device.sm_count and parts >= 2 else 1
     return dict(kernel="quantised", block_shape=Tile(M=rows, N=columns, K=part * warps_k),
-                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=stages,
+                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=1,
                 splits=splits)
 
 

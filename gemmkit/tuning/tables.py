@@ -257,6 +257,14 @@ DEQUANTISED_FLOAT8 = (
     (64, 64, "cooperative", 4, (1, 1), 510, 3600, 0, 128, 2),
     (64, 16, "cooperative", 4, (1, 1), 415, 3600, 0, 128, 1),
 )
+# Both by way of a workspace, which fills the multiprocessors where clusters of four do not.
+DEQUANTISED_WORKSPACE = (
+    (128, 256, "cooperative", 8, (2, 1), 1240, 15000, 0, 128),
+    (128, 128, "cooperative", 8, (2, 1), 1250, 11000, 0, 256),
+    (192, 64, "cooperative", 12, (1, 1), 640, 11500, 0, 256),
+    (192, 32, "cooperative", 12, (1, 1), 500, 11000, 0, 256),
+)
+DEQUANTISED_FLOAT8_WORKSPACE = ()
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
 EXTRA = (
     (256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),

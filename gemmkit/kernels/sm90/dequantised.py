@@ -168,7 +168,8 @@ class DequantisingMainloop(WgmmaMainloop):
                 release_last(spec, previous, step)
                 sums, fragments, words = fold(self.portions - 3, add_portion, (sums, fragments, following), spec, group,
                                               factors, b, slot.stage)
-                sums, fragments, words, factors = add_last(sums, spec, group, fragments, words, factors, b, slot.stage, ahead)
+                sums, fragments, words, factors = add_last(sums, spec, group, fragments, words, factors, b, slot.stage,
+                                                           ahead)
                 sums = wgmma_wait(1, sums)
                 previous = slot.stage
                 slot = after
@@ -206,7 +207,8 @@ class Float8Mainloop(DequantisingMainloop):
                 sums, fragments, words = fold(self.portions - 3, add_portion, (sums, fragments, following), spec, group,
                                               factors, b, slot.stage)
                 scales = factors.scales
-                sums, fragments, words, factors = add_last(sums, spec, group, fragments, words, factors, b, slot.stage, ahead)
+                sums, fragments, words, factors = add_last(sums, spec, group, fragments, words, factors, b, slot.stage,
+                                                           ahead)
                 sums = wgmma_wait(0, sums)
                 spec.pipeline.release(slot.stage)
                 total = apply(add_scaled, total, sums, scales)

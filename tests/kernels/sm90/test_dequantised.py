@@ -344,10 +344,10 @@ def test_its_code(rows: int, symmetric: bool, dtype: Any, rng: np.random.Generat
 
 @pytest.mark.thorough
 @pytest.mark.compile
-@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
+@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED.mappings + sm90.DEQUANTISED.workspace if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
 def test_code_of_all_tiles(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Of weights that take the most registers: with zero points, as bfloat16, and with two groups in a stage."""
-    monkeypatch.setattr(sm90, "DEQUANTISED", (one,))
+    monkeypatch.setattr(sm90, "DEQUANTISED", sm90.MappingTable((one,)))
     b, x = weights(rng, 1024, 512, 4, one.depth // 4, False, BF16), np.ones((one.N, 1024), BF16)
     (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N, 512), BF16)), H100)
     made = compiled_kernel(found, H100)
@@ -359,10 +359,10 @@ def test_code_of_all_tiles(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 @pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED_FLOAT8 if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
+@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED_FLOAT8.mappings + sm90.DEQUANTISED_FLOAT8.workspace if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
 def test_code_of_float8(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Nothing is spilled, no wgmma waits for another, and eight weights take fifteen instructions at most."""
-    monkeypatch.setattr(sm90, "DEQUANTISED_FLOAT8", (one,))
+    monkeypatch.setattr(sm90, "DEQUANTISED_FLOAT8", sm90.MappingTable((one,)))
     b, x = weights(rng, 1024, 512, 4, 128, True, E4M3), np.ones((one.N + 1, 1024), E4M3)       # of fewer rows it takes 16
     (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N + 1, 512), BF16)), H100)
     made = compiled_kernel(found, H100)
