@@ -13,6 +13,7 @@ The dequantised elements are those of `gemmkit.kernels.quantised`: rounded to fl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
@@ -122,7 +123,7 @@ def start_lines(tensor_map: Any, n: int, spec: Any, operand: Any, fill: StageFil
 
 # -- from shared memory to tensor cores -------------------------------------------------------------------------------
 
-class Factors(NamedTuple):
+class StageFactors(NamedTuple):
     """Of a stage, by fragments: for each group of rows along K the scales and zero points of a lane's two rows. (Of 8-bit
     floats: what integers become beside these zero points.)"""
 
@@ -224,7 +225,7 @@ def add_scaled_value(total: Numeric, n: int, sums: tuple, scales: tuple) -> Any:
     return fma(sums[n], scales[n // 2 % 2], total)
 
 
-def add_portion(state: tuple, n: int, spec: Any, group: int, factors: Factors, b: int, stage: int) -> tuple:
+def add_portion(state: tuple, n: int, spec: Any, group: int, factors: StageFactors, b: int, stage: int) -> tuple:
     """Start portion ``n + 1``; while it and the one before are on their way, the next one is dequantised, and the words of
     the one behind that are loaded."""
     sums = start_portion(state[0], spec, state[1], b, stage, n + 1, 1)
@@ -233,7 +234,7 @@ def add_portion(state: tuple, n: int, spec: Any, group: int, factors: Factors, b
     return wgmma_wait(1, sums), fragments, following
 
 
-def add_last(sums: tuple, spec: Any, group: int, fragments: tuple, words: tuple, factors: Factors, b: int, stage: int,
+def add_last(sums: tuple, spec: Any, group: int, fragments: tuple, words: tuple, factors: StageFactors, b: int, stage: int,
              ahead: Slot) -> tuple:
     """Start the last two portions of a stage; of the stage ``ahead`` the first one is dequantised, and words of the second
     are loaded. The last portion is still on its way."""
@@ -278,14 +279,14 @@ def load_portion(spec: Any, group: int, stage: int, portion: int) -> tuple:
                     portion * spec.mainloop.steps)
 
 
-def load_factors(spec: Any, group: int, stage: int) -> Factors:
+def load_factors(spec: Any, group: int, stage: int) -> StageFactors:
     row, begin, count = first_row(spec, group), stage * spec.stage_bytes, 2 * spec.a.shared.groups
     scale = float_scale_of if spec.mainloop.is_float8 else scale_of
-    return Factors(generate(spec.fragments_m, of_fragment, scale, count, spec, row, begin),
+    return StageFactors(generate(spec.fragments_m, of_fragment, scale, count, spec, row, begin),
                    generate(spec.fragments_m, of_fragment, zero_of, count, spec, row, begin))
 
 
-def first_row(spec: Any, group: int) -> int:
+def first_row(spec: Sm90Spec, group: int) -> int:
     """The first row of a lane's first fragment."""
     return group * spec.first_rows + udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
 
@@ -303,7 +304,7 @@ def word_of(n: int, spec: Any, row: int, begin: int, first: int) -> Any:
     return load_shared(shared(WORDS, spec.a.offset), udiv(begin, 4) + row, line * spec.a.shared.rows + row_ahead, 1)[0]
 
 
-def of_fragment(m: int, factor: Any, count: int, spec: Any, row: int, begin: int) -> tuple:
+def of_fragment(m: int, factor: Callable[..., Any], count: int, spec: Any, row: int, begin: int) -> tuple:
     return generate(count, factor, spec, row + 64 * m, begin)
 
 
@@ -333,16 +334,16 @@ def zero_of(n: int, spec: Any, row: int, begin: int) -> tuple:
 
 # -- dequantisation ---------------------------------------------------------------------------------------------------
 
-def dequantised_portion(spec: Any, words: tuple, factors: Factors, portion: int) -> tuple:
+def dequantised_portion(spec: Any, words: tuple, factors: StageFactors, portion: int) -> tuple:
     """The fragments of a portion, k-block by k-block."""
     return generate(spec.mainloop.steps, dequantised_step, spec, words, factors, portion * spec.mainloop.steps)
 
 
-def dequantised_step(n: int, spec: Any, words: tuple, factors: Factors, first: int) -> tuple:
+def dequantised_step(n: int, spec: Any, words: tuple, factors: StageFactors, first: int) -> tuple:
     return generate(spec.fragments_m, dequantised_fragment, spec, words, factors, n, first + n)
 
 
-def dequantised_fragment(m: int, spec: Any, words: tuple, factors: Factors, n: int, step: int) -> tuple:
+def dequantised_fragment(m: int, spec: Any, words: tuple, factors: StageFactors, n: int, step: int) -> tuple:
     """Of the ``n``-th k-block of a portion, which is the ``step``-th of the stage."""
     given = generate(FRAGMENT, part_of, words[m], FRAGMENT * n)
     if spec.mainloop.is_float8:
