@@ -235,17 +235,19 @@ SCALED = (
     (64, 64, "cooperative", 4, (1, 1), 380, 2500, 0),
 )
 # Weights of 4 bits that consumers dequantise (swap-AB: M counts columns of B, N rows of A). Behind the cycles stand the
-# bytes along K of a stage's 16-bit elements, and into how many shares blocks of a cluster may divide K. Fitted to 324 times
-# on an H200 (2026-11-28: 16 to 256 rows of the three layers of `bench.quantised`, by all of these): of 15 products the
-# model's choice is the fastest, of the other three within 12 %.
+# bytes along K of a stage's 16-bit elements, and into how many shares blocks of a cluster may divide K. Fitted to times on an
+# H200 (2026-11-28 and 2026-11-30: 16 to 256 rows of the three layers of `bench.quantised`).
 DEQUANTISED = (
-    (128, 256, "cooperative", 8, (2, 1), 1000, 4000, 0, 128, 1),
-    (256, 128, "cooperative", 8, (1, 1), 1340, 4000, 0, 128, 1),
-    (192, 128, "cooperative", 12, (1, 1), 1000, 4000, 0, 128, 4),
-    (128, 128, "cooperative", 8, (1, 1), 680, 4000, 0, 128, 4),
-    (192, 64, "cooperative", 12, (1, 1), 640, 8000, 0, 256, 4),
-    (128, 64, "cooperative", 8, (1, 1), 445, 4000, 0, 256, 8),
-    (64, 64, "cooperative", 4, (1, 1), 250, 4000, 0, 256, 4),
+    (128, 256, "cooperative", 8, (2, 1), 1270, 4000, 0, 128, 1),
+    (256, 128, "cooperative", 8, (1, 1), 1700, 4000, 0, 128, 1),
+    (192, 128, "cooperative", 12, (1, 1), 1270, 4000, 0, 128, 4),
+    (128, 128, "cooperative", 8, (1, 1), 835, 4750, 0, 256, 4),
+    (128, 128, "cooperative", 8, (1, 1), 960, 4000, 0, 128, 4),
+    (192, 64, "cooperative", 12, (1, 1), 700, 8000, 0, 256, 4),
+    (128, 64, "cooperative", 8, (1, 1), 505, 4000, 0, 256, 8),
+    (64, 64, "cooperative", 4, (1, 1), 304, 5500, 0, 256, 4),
+    (128, 32, "cooperative", 8, (1, 1), 406, 4000, 0, 256, 2),
+    (64, 32, "cooperative", 4, (1, 1), 282, 5240, 0, 256, 4),
 )
 # The same beside 8-bit floats: a stage is 128 elements along K, whose sums are scaled. Fitted to 300 times on an H200
 # (2026-11-29: 1 to 256 rows of the same layers).
@@ -259,10 +261,10 @@ DEQUANTISED_FLOAT8 = (
 )
 # Both by way of a workspace, which fills the multiprocessors where clusters of four do not.
 DEQUANTISED_WORKSPACE = (
-    (128, 256, "cooperative", 8, (2, 1), 1240, 15000, 0, 128),
-    (128, 128, "cooperative", 8, (2, 1), 1250, 11000, 0, 256),
-    (192, 64, "cooperative", 12, (1, 1), 640, 11500, 0, 256),
-    (192, 32, "cooperative", 12, (1, 1), 500, 11000, 0, 256),
+    (128, 256, "cooperative", 8, (2, 1), 1317, 15600, 0, 128),
+    (128, 128, "cooperative", 8, (2, 1), 750, 12600, 0, 256),
+    (192, 64, "cooperative", 12, (1, 1), 692, 11400, 0, 256),
+    (192, 32, "cooperative", 12, (1, 1), 536, 10800, 0, 256),
 )
 DEQUANTISED_FLOAT8_WORKSPACE = ()
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
