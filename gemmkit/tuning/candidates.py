@@ -584,7 +584,8 @@ def _piece(asked: Asked) -> int:
 # All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K needs no sums of others: 16 warps share the K
 # of 32 columns, which are 128 blocks. Where such tiles are fewer than half the multiprocessors, two blocks of a cluster
 # share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) 8 warps share K where there
-# are more tiles than multiprocessors: one block loads while another adds up. K = 4096 by 14336 columns
+# are more tiles than multiprocessors: one block loads while another adds up. Up to 8 rows have 64 columns then (14336: 11.5
+# us, 12.6 by 32; 6144: 7.0 by 16 warps, 8.1; 2026-11-30). K = 4096 by 14336 columns
 # took 20.6 us by 16 warps and 17.4 by 8, of two braided ones 45.0 and 34.4, 6144 10.7 and 9.1, 32000 41.1 and 33.3 (M = 1,
 # bfloat16); 16 rows by the braided ones 52.4 and 44.5, with two loads each on their way. Of more rows a warp has 64 columns:
 # each of its loads of A serves twice as many products.
@@ -614,12 +615,12 @@ def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if a.dtype.itemsize == 1 and M > FEW:              # weights would be scaled, and no sums
         return None
     is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1
-    part = _part(packed[0], M, is_large)
+    part = _part(packed[0], M, is_large, len(packed) == 1)
     if K == 0 or refusal(b, N, K, part) is not None:
         return None
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None
-    return QuantisedMMAOp(packed[0].bits, a.dtype), _quantised_mapping(M, N, K, is_large, part, device)
+    return QuantisedMMAOp(packed[0].bits, a.dtype), _quantised_mapping(M, N, K, is_large, len(packed) == 1, part, device)
 
 
 def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
@@ -658,20 +659,24 @@ def _is_alone(asked: Asked) -> bool:
             and is_untouched("a", fields) and is_untouched("b", fields))
 
 
-def _part(b: GroupQuantised, M: int, is_large: bool) -> int:
+def _part(b: GroupQuantised, M: int, is_large: bool, is_plain: bool) -> int:
     """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
     k = QuantisedMMAOp(b.bits).K
-    most = 128 if M <= FEW else k if is_large else 64
+    most = 128 if M <= (FEW if is_plain else ROWS) else 2 * k if M <= FEW else k if is_large else 64
     return max(math.gcd(b.group, most), k)
 
 
-def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device: DeviceInfo) -> dict[str, Any]:
+def _quantised_mapping(M: int, N: int, K: int, is_large: bool, is_plain: bool, part: int,
+                       device: DeviceInfo) -> dict[str, Any]:
     """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill, and so do interleaved
     columns, whose lanes choose among arrays.)"""
+    stages = 1
     if M <= FEW:
-        is_wide = M <= ROWS and N > 2 * COLUMNS * device.sm_count
+        is_wide = M <= ROWS and is_plain and N > COLUMNS * device.sm_count
         rows, warp = ROWS if M <= ROWS else FEW, 2 * COLUMNS if is_wide else COLUMNS
-        columns, warps_k = warp, 16 if -(-N // COLUMNS) <= device.sm_count else 8
+        columns, warps_k = warp, 16 if -(-N // warp) <= device.sm_count else 8
+        if M > ROWS and warps_k == 8 and part < 128:
+            stages = 2
     elif not is_large:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
     else:
@@ -682,7 +687,7 @@ def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device
     parts = K // (part * warps_k)
     splits = 2 if 2 * tiles <= device.sm_count and parts >= 2 else 1
     return dict(kernel="quantised", block_shape=Tile(M=rows, N=columns, K=part * warps_k),
-                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=1,
+                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=stages,
                 splits=splits)
 
 

@@ -205,8 +205,8 @@ class CostedTile:
             waves = -(-clusters // side_by_side)
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
-            moved = clusters * lines * LINE * (self.M / self.packed + self.N)
-            return cycles if shares == 1 else max(cycles, moved / CLUSTER_BYTES)
+            moved = clusters * lines * LINE * (self.M + self.N)
+            return cycles if shares == 1 or self.packed > 1 else max(cycles, moved / CLUSTER_BYTES)   # 8 TB/s were seen
         fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
