@@ -236,8 +236,8 @@ SCALED = (
 )
 # Weights of 4 bits that consumers dequantise (swap-AB: M counts columns of B, N rows of A). Behind the cycles stand the
 # bytes along K of a stage's 16-bit elements, and into how many shares blocks of a cluster may divide K. Fitted to times on
-# an H200 (2026-11-30: 16 to 256 rows of the three layers of `bench.quantised`; of 15 products the model's choice is the fastest
-# of those tried, or within 3 % of it). Stages of 256 bytes save a tenth: 256 x 4096 x 14336 takes 54.8 us, 58.4 by 128.
+# an H200 (2026-11-30: 16 to 256 rows of the three layers of `bench.quantised`; the model's choice is the fastest of those
+# tried, or within 3 % of it). Stages of 256 bytes save up to a tenth: 256 x 4096 x 14336 takes 54.8 us, 58.4 by 128.
 DEQUANTISED = (
     (128, 256, "cooperative", 8, (2, 1), 1270, 4000, 0, 128, 1),
     (256, 128, "cooperative", 8, (1, 1), 1700, 4000, 0, 128, 1),
