@@ -369,10 +369,11 @@ def _check_global_layout(name: str, layout: ArrayLayout) -> None:
 
 
 def _validate_quantised(config: Config) -> None:
-    """Integers of 4 bits beside 8-bit floats: sums are scaled by one mainloop alone (`gemmkit.kernels.sm90.dequantised`)."""
-    for layout, is_taken in ((config.global_a_layout, config.kernel == "warp_specialised"), (config.global_b_layout, False)):
+    """Integers of 4 bits beside 8-bit floats: two kernels scale sums (`gemmkit.kernels.sm90.dequantised`, `.quantised`)."""
+    for layout, takers in ((config.global_a_layout, {"warp_specialised": QuantisedTranspose}),
+                           (config.global_b_layout, {"quantised": GroupQuantised})):
         if isinstance(layout, (GroupQuantised, QuantisedTranspose)) and layout.dtype.itemsize == 1:
-            rule(is_taken and isinstance(layout, QuantisedTranspose), "dtype", str(layout.dtype), FLOAT8_WEIGHTS)
+            rule(type(layout) is takers.get(config.kernel), "dtype", str(layout.dtype), FLOAT8_WEIGHTS)
 
 
 def _validate_packed(config: Config) -> None:

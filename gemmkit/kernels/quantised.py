@@ -1,5 +1,5 @@
 """The kernel for a B of packed integers and a few rows of A: words go from global memory to registers, become float16
-(or bfloat16, as A is) there, and are multiplied by ``mma.sync``.
+(or bfloat16, as A is) there, and are multiplied by ``mma.sync``. An A of float8 becomes float16 on the way.
 
 All time goes to B, which is read once. A block computes a tile of D; its warps divide the columns and K, and blocks of a
 cluster divide K further. A warp's loads do not depend on other warps: there is no barrier before the sums meet, and
@@ -41,7 +41,15 @@ from gemmkit.layouts import ColumnInterleaved, GroupQuantised, Joined, RowMajor
 from gemmkit.operators.mma import QuantisedMMAOp
 from gemmkit.ptx.copy_async import prefetch
 from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared, unpack_words
-from gemmkit.ptx.registers import BFLOAT16_UNIT, as_bfloat16, bfloat16_integers, bfloat16_zero, dequantise_word, zero_words
+from gemmkit.ptx.registers import (
+    BFLOAT16_UNIT,
+    as_bfloat16,
+    as_float16,
+    bfloat16_integers,
+    bfloat16_zero,
+    dequantise_word,
+    zero_words,
+)
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 from gemmkit.tiling import Tile
@@ -60,7 +68,7 @@ if TYPE_CHECKING:
 # Rows of A beyond the last are read as the last one, and columns of B beyond the last as the last four: what they give is
 # never stored.
 
-VECTOR = 8                             # elements of A in 16 bytes
+VECTOR = 8                             # elements of A that a lane loads at a time: 16 bytes, or 8 of float8
 SCALES, UNITS = np.dtype(np.float16), np.float32(1 / BFLOAT16_UNIT)
 
 
@@ -175,7 +183,7 @@ def own_column(fragment: int, spec: QuantisedSpec, source: QuantisedSource) -> i
 
 
 def load_of_a(_: int, n: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
-    """16 bytes: of the operations along K one after the other, of each the lane's rows, of each its places along K."""
+    """`VECTOR` elements: of the operations along K one after the other, of each the lane's rows, of each its places in K."""
     slab, row, vector = n // (spec.fragments_m * spec.vectors_a), n // spec.vectors_a % spec.fragments_m, n % spec.vectors_a
     ahead = slab * spec.operation.size.K + vector * VECTOR
     ring.a[place * spec.loads_a + n] = load_words(source.a, 1, (min(source.row + 8 * row, source.last), k + source.k),
@@ -281,6 +289,8 @@ def one_product(_: int, n: int, spec: Any, accumulators: Any, a: tuple, b: tuple
 def pairs_of_row(spec: Any, ring: PartRing, row: int) -> tuple:
     """The lane's places along K of its row of a fragment, in the pairs that B has."""
     words = join(generate(spec.vectors_a, vector_of, ring, row * spec.vectors_a))
+    if spec.operator.is_float8:
+        words = as_float16(words)
     return interleave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
                              generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
 
@@ -354,6 +364,15 @@ def _validate_tiles(config: Config, operator: QuantisedMMAOp, group: int) -> Non
          f"columns and K of the block among {warps} warps")
     rule(group % warp.size.K == 0 or warp.size.K == k, "compute_warp", warp, f"a part of K has one scale a column: K must "
          f"divide group={group}, or be the operator's {k}")
+    rule(scales_sums(operator, group, warp) or not operator.is_float8, "compute_warp", warp, "with 8-bit floats a part's "
+         "sums are scaled, and no weight: it needs fewer rows, or more of K")
+
+
+def scales_sums(operator: QuantisedMMAOp, group: int, warp: Tile) -> bool:
+    """Whether a part's sums are multiplied by its scale and not each weight: where the part has one scale a column, and
+    fewer sums than weights. No weight is rounded, and a part of bfloat16 takes 271 instructions in place of 486."""
+    rows, part = warp.size.M // operator.M, warp.size.K
+    return group % part == 0 and 2 * int(operator.fragment_c.count) * rows < part
 
 
 def refusal(layout: object, N: int, K: int, part: int) -> str | None:
@@ -403,10 +422,8 @@ class QuantisedSpec(SimtSpec):
 
     @cached_property
     def scales_sums(self) -> bool:
-        """Whether a part's sums are multiplied by its scale and not each weight: where the part has one scale a column, and
-        fewer sums than weights. No weight is rounded, and a part of bfloat16 takes 271 instructions in place of 486."""
-        part = self.compute_warp.size.K
-        return self.group % part == 0 and 2 * self.operator.fragment_c.count * self.fragments_m < part
+        operator: Any = self.operator
+        return scales_sums(operator, self.group, self.compute_warp)
 
     @cached_property
     def makes_bfloat16(self) -> bool:
@@ -430,7 +447,7 @@ class QuantisedSpec(SimtSpec):
 
     @cached_property
     def vectors_a(self) -> int:
-        """16 bytes of a row that it loads for an operation."""
+        """`VECTOR` elements of a row that it loads for an operation."""
         return self.operator.pairs // 4                                    # type: ignore[attr-defined]
 
     @cached_property
@@ -440,7 +457,7 @@ class QuantisedSpec(SimtSpec):
 
     @cached_property
     def loads_a(self) -> int:
-        """All that it loads of A for a part."""
+        """All of those for a part."""
         return self.slabs * self.fragments_m * self.vectors_a
 
     @cached_property
@@ -460,7 +477,7 @@ class QuantisedSpec(SimtSpec):
 
     @cached_property
     def vectors(self) -> Fragment:
-        return Fragment(WORD, 4)
+        return Fragment(WORD, VECTOR * self.operator.dtype.itemsize // WORD.itemsize)           # type: ignore[attr-defined]
 
     @cached_property
     def scale_words(self) -> Fragment:

@@ -26,9 +26,9 @@ IN_A_WORD = 8                          # integers of 4 bits
 PORTION = 128                          # elements along K whose sum 8-bit floats have before it is scaled
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 #: Why a product of these weights is refused.
-FLOAT8_WEIGHTS = ("8-bit floats by integers of 4 bits are multiplied by Hopper's kernel alone, as D^T = B^T A^T: it takes "
-                  "rows of A, D, words, scales and zero points that begin at multiples of 16 bytes, and no C, transform or "
-                  "condition")
+FLOAT8_WEIGHTS = ("8-bit floats by integers of 4 bits are multiplied by the kernel of up to 16 rows of A, and by Hopper's "
+                  "as D^T = B^T A^T: that takes rows of A, D, words, scales and zero points that begin at multiples of 16 "
+                  "bytes, and no C, transform or condition")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class GroupQuantised(GlobalLayout):
     ``(q - zero) * scale``, computed in float32; without ``zeros`` the zero is ``2 ** (bits - 1)``.
 
     ``dtype`` is A's: float16, bfloat16 or float32, to which elements are rounded; or float8_e4m3fn, which holds ``q - zero``
-    exactly. With the latter, of 4 bits and groups of a multiple of 128, the sum of a group is multiplied by its scale in
+    exactly. With the latter, of 4 bits and groups of a multiple of 128, sums are multiplied by their group's scale in
     float32 (compute capability 9.0); so are those of up to 16 rows of float16 and bfloat16, of groups of a multiple of 64.
 
     `gemmkit.layouts.quantised.quantise` makes the arrays, and an object that `matmul` takes for B.

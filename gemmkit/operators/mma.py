@@ -634,7 +634,7 @@ class WMMAOp(Operator):
 # | operand | of an operation of 8 x 32 x 4 R, R integers in a word |
 # |---|---|
 # | B | the words of columns 4 g to 4 g + 3 and rows t R to t R + R - 1: 16 bytes |
-# | A | the same R places along K of row g: R / 8 times 16 bytes |
+# | A | the same R places along K of row g: R / 8 times 16 bytes, or 8 bytes of float8 |
 # | D | columns 4 g to 4 g + 3 of rows 2 t and 2 t + 1 |
 #
 # Its columns 2 h and 2 h + 1 are what instruction h of two takes for rows g and g + 8. Of the lane's R places along K, pair
@@ -642,15 +642,17 @@ class WMMAOp(Operator):
 # Nothing passes through shared memory, and no value goes from lane to lane.
 
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 COLUMNS = 4                            # of B that a lane has: instructions side by side
 
 
 @dataclass(frozen=True)
 class QuantisedMMAOp(Operator):
-    """Products on tensor cores of an A of ``dtype``, float16 or bfloat16, and a B of integers of ``bits`` bits in
-    `layouts.GroupQuantised`, with float32 accumulators. It requires sm_80 and kernel="quantised". The sums
+    """Products on tensor cores of an A of ``dtype``, float16, bfloat16 or float8_e4m3fn, and a B of integers of ``bits``
+    bits in `layouts.GroupQuantised`, with float32 accumulators. It requires sm_80 and kernel="quantised". The sums
     of a warp's part of K are multiplied by its scale if A has a few rows: no weight is rounded. Else weights become float16,
-    and then bfloat16 if A is bfloat16, which takes three more instructions a pair.
+    and then bfloat16 if A is bfloat16, which takes three more instructions a pair. An A of float8_e4m3fn becomes float16,
+    which holds it exactly; it has a few rows and 4 bits beside it, and requires sm_89.
 
     Raises ValueError for other bits than 2 and 4 and for another dtype.
 
@@ -669,8 +671,9 @@ class QuantisedMMAOp(Operator):
         if self.bits not in (2, 4):
             raise ValueError(f"QuantisedMMAOp(bits={self.bits!r}): 2 or 4 is needed")
         object.__setattr__(self, "dtype", dtype_given(self.dtype, "QuantisedMMAOp"))
-        if self.dtype not in (F16, BF16):
-            raise ValueError(f"QuantisedMMAOp(dtype={self.dtype}): float16 or bfloat16 is needed")
+        if self.dtype not in ((F16, BF16, E4M3) if self.bits == 4 else (F16, BF16)):
+            raise ValueError(f"QuantisedMMAOp(bits={self.bits}, dtype={self.dtype}): float16 or bfloat16 is needed, or with "
+                             "4 bits float8_e4m3fn")
 
     @property
     def K(self) -> int:
@@ -690,16 +693,25 @@ class QuantisedMMAOp(Operator):
     def is_bfloat16(self) -> bool:
         return bool(self.dtype == BF16)
 
+    @property
+    def is_float8(self) -> bool:
+        return bool(self.dtype == E4M3)
+
+    @property
+    def multiplied(self) -> np.dtype:
+        """The dtype of an instruction's factors."""
+        return BF16 if self.is_bfloat16 else F16
+
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
-        return 8, 0
+        return (8, 9) if self.is_float8 else (8, 0)
 
     def instead(self, arch: tuple[int, int]) -> str:
         return "the default operator, which has B dequantised on its way to shared memory"
 
     @cached_property
     def instruction(self) -> Callable[..., Elements]:
-        return MMA[16, 16, self.dtype, self.dtype, F32]
+        return MMA[16, 16, self.multiplied, self.multiplied, F32]
 
     @cached_property
     def map_c(self) -> FragmentMap:
@@ -744,5 +756,6 @@ def two_columns(h: int, operator: QuantisedMMAOp, a: Elements, b: Elements, c: E
 
 
 def along_k(sums: Elements, s: int, operator: QuantisedMMAOp, a: Elements, near: Elements, far: Elements) -> Elements:
-    return operator.instruction(unpack_narrow(operator.dtype, (near[2 * s], far[2 * s], near[2 * s + 1], far[2 * s + 1])),
-                                unpack_narrow(operator.dtype, (a[2 * s], a[2 * s + 1])), sums)
+    dtype = operator.multiplied
+    return operator.instruction(unpack_narrow(dtype, (near[2 * s], far[2 * s], near[2 * s + 1], far[2 * s + 1])),
+                                unpack_narrow(dtype, (a[2 * s], a[2 * s + 1])), sums)

@@ -8,6 +8,7 @@ address, and immediates (f32, 16 steps of 64 FFMAs a thread: 86 additions a roun
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -340,6 +341,31 @@ def as_bfloat16(words: tuple) -> tuple:
     with np.errstate(all="ignore"):
         values = np.array(words, np.uint32).view(np.float16).astype(np.float32).astype(ml_dtypes.bfloat16)
     return tuple(values.view(np.uint32).reshape(-1))
+
+
+def _type_as_float16(context: TypingContext, words: types.Type) -> Any:
+    if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    result = types.UniTuple(types.uint32, 2 * words.count)
+
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        out = []
+        for word, half in itertools.product(elements(b, v[0], words.count), ("low", "high")):
+            text = f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $1; cvt.rn.f16x2.e4m3x2 $0, {half}; }}"
+            out.append(assembly(b, text, [i32], [word], pure=True)[0])
+        return c.make_tuple(b, result, out)
+
+    return signature(result, words), codegen
+
+
+@atom(_type_as_float16)
+def as_float16(words: tuple) -> tuple:
+    """Fours of float8_e4m3fn in words as pairs of float16, which holds them exactly; sm_89+.
+
+    >>> [hex(word) for word in as_float16((np.uint32(0x7F38B83C),))]
+    ['0xbc003e00', '0x7fff3c00']
+    """
+    return tuple(np.array(words, np.uint32).view(ml_dtypes.float8_e4m3fn).astype(np.float16).view(np.uint32))
 
 
 # -- integers of 4 bits as 8-bit floats --

@@ -584,7 +584,8 @@ def _piece(asked: Asked) -> int:
 # All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K needs no sums of others: 16 warps share the K
 # of 32 columns, which are 128 blocks. Where such tiles are fewer than half the multiprocessors, two blocks of a cluster
 # share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) 8 warps share K where there
-# are more tiles than multiprocessors: one block loads while another adds up. K = 4096 by 14336 columns
+# are more tiles than multiprocessors: one block loads while another adds up. Up to 8 rows have 64 columns then (14336: 11.5
+# us, 12.6 by 32; 6144: 7.0 by 16 warps, 8.1; 2026-11-30). K = 4096 by 14336 columns
 # took 20.6 us by 16 warps and 17.4 by 8, of two braided ones 45.0 and 34.4, 6144 10.7 and 9.1, 32000 41.1 and 33.3 (M = 1,
 # bfloat16); 16 rows by the braided ones 52.4 and 44.5, with two loads each on their way. Of more rows a warp has 64 columns:
 # each of its loads of A serves twice as many products.
@@ -609,15 +610,17 @@ def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     (a, b), infos, (M, N, K) = asked.operands, asked.infos, asked.sizes
     packed = () if b.is_plain else parts_of(b)
-    if not packed or a.dtype.itemsize == 1 or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
+    if not packed or not _is_alone(asked) or device.arch < (9, 0) or asked.products != 1 or M == 0:
+        return None
+    if a.dtype.itemsize == 1 and M > FEW:              # weights would be scaled, and no sums
         return None
     is_large = M > SOME and packed[0].bits == 4 and len(packed) == 1
-    part = _part(packed[0], M, is_large)
+    part = _part(packed[0], M, is_large, len(packed) == 1)
     if K == 0 or refusal(b, N, K, part) is not None:
         return None
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None
-    return QuantisedMMAOp(packed[0].bits, a.dtype), _quantised_mapping(M, N, K, is_large, part, device)
+    return QuantisedMMAOp(packed[0].bits, a.dtype), _quantised_mapping(M, N, K, is_large, len(packed) == 1, part, device)
 
 
 def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
@@ -628,7 +631,7 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     if not isinstance(b, GroupQuantised) or not _is_alone(asked):
         return None
     is_float8 = a.dtype.itemsize == 1
-    if of_a is None or of_b is None or b.bits != 4 or (M < LEAST_ROWS and not is_float8) or 0 in (N, K):
+    if of_a is None or of_b is None or b.bits != 4 or M < LEAST_ROWS or 0 in (N, K):
         return None
     if d is not None and not (isinstance(d, Plain) and d.axis == 1):
         return None
@@ -637,7 +640,8 @@ def propose_dequantised(asked: Asked, device: DeviceInfo) -> dict[str, Any] | No
     if why_not(of_a, 1) or why_not(of_b, 1) or any(why_not(describe(one), 1) for one in held):
         return None
     table = sm90.DEQUANTISED_FLOAT8 if is_float8 else sm90.DEQUANTISED
-    listed = tuple(one for one in table if is_float8 or shares_scales(b.group, one.depth // 2))
+    shared = by_workspace((N, M, K), device, 1, table.workspace, table.least_shared, a.dtype.itemsize)
+    listed = tuple(one for one in table.mappings + shared if is_float8 or shares_scales(b.group, one.depth // 2))
     if not listed:
         return None
     mapping = fastest((N, M, K), device, itemsize=a.dtype.itemsize, mappings=listed)
@@ -655,21 +659,24 @@ def _is_alone(asked: Asked) -> bool:
             and is_untouched("a", fields) and is_untouched("b", fields))
 
 
-def _part(b: GroupQuantised, M: int, is_large: bool) -> int:
+def _part(b: GroupQuantised, M: int, is_large: bool, is_plain: bool) -> int:
     """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
     k = QuantisedMMAOp(b.bits).K
-    most = 128 if M <= ROWS else 2 * k if M <= FEW else k if is_large else 64
+    most = 128 if M <= (FEW if is_plain else ROWS) else 2 * k if M <= FEW else k if is_large else 64
     return max(math.gcd(b.group, most), k)
 
 
-def _quantised_mapping(M: int, N: int, K: int, is_large: bool, part: int, device: DeviceInfo) -> dict[str, Any]:
+def _quantised_mapping(M: int, N: int, K: int, is_large: bool, is_plain: bool, part: int,
+                       device: DeviceInfo) -> dict[str, Any]:
     """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill, and so do interleaved
     columns, whose lanes choose among arrays.)"""
     stages = 1
     if M <= FEW:
-        rows, columns, warp = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS
-        is_one_wave = -(-N // columns) <= device.sm_count
-        warps_k, stages = (16, 1) if is_one_wave else (8, 1 if M <= ROWS else 2)
+        is_wide = M <= ROWS and is_plain and N > COLUMNS * device.sm_count
+        rows, warp = ROWS if M <= ROWS else FEW, 2 * COLUMNS if is_wide else COLUMNS
+        columns, warps_k = warp, 16 if -(-N // warp) <= device.sm_count else 8
+        if M > ROWS and warps_k == 8 and part < 128:
+            stages = 2
     elif not is_large:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
     else:

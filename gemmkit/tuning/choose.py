@@ -109,7 +109,7 @@ class ProductProblem(Asked, MappingProblem):
             config, by = _configured(mapping, device)
             if mapping.new is ColMajor:                # of D^T
                 return Choice(config, "swap_ab", True)
-            return Choice(config, "units" if _is_of_bytes(self) else by)
+            return Choice(config, "units" if by == "operator" and _is_of_bytes(self) else by)
         if _is_of_bytes(self):                         # what keeps their sums is decided for all mappings
             return choose(dataclasses.replace(self, key=None), device)
         return Choice(*_configured(self, device, mapping))

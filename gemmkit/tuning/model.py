@@ -193,7 +193,7 @@ class CostedTile:
         lines = k_tiles * self.depth / LINE
         within = self.within
         if shares > within:                            # by way of a workspace: all blocks at once, each with its share
-            moved = clusters * lines * LINE * (self.M * m + self.N * n / self.taps)
+            moved = clusters * lines * LINE * (self.M * m / self.packed + self.N * n / self.taps)
             given = min(SHARED_BYTES, FETCHED_BYTES * clusters * tiles * shares) if itemsize == 2 else SHARED_BYTES
             return max(math.ceil(lines / shares) * self.step, moved / given) + self.finish + self.start
         start = self.start + CLUSTERING * math.log2(tiles)
@@ -205,8 +205,8 @@ class CostedTile:
             waves = -(-clusters // side_by_side)
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
-            moved = clusters * lines * LINE * (self.M / self.packed + self.N)
-            return cycles if shares == 1 else max(cycles, moved / CLUSTER_BYTES)
+            moved = clusters * lines * LINE * (self.M + self.N)
+            return cycles if shares == 1 or self.packed > 1 else max(cycles, moved / CLUSTER_BYTES)   # 8 TB/s were seen
         fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 

@@ -118,10 +118,6 @@ TRANSPOSED = mappings_of(tables.TRANSPOSED, order=Hilbert()) + _stepping(SPLIT, 
 UNALIGNED = mappings_of(tables.UNALIGNED)
 PROMOTED = mappings_of(tables.PROMOTED) + _stepping(SPLIT, tables.PROMOTED_STEPS)
 SCALED = mappings_of(tables.SCALED)
-DEQUANTISED, DEQUANTISED_FLOAT8 = (
-    tuple(one for *row, depth, most in table for splits in (1, *tables.SHARES) if splits <= most
-          for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=packed))
-    for table, packed in ((tables.DEQUANTISED, 4), (tables.DEQUANTISED_FLOAT8, 2)))
 
 
 @plain_dataclass(frozen=True, eq=False)
@@ -175,6 +171,19 @@ BY_REWRITES = MappingTable(REWRITTEN, halves_stages=True)
 BY_CP_ASYNC = MappingTable(CP_ASYNC, supply=SHORT_LINES, is_ragged=True, halves_stages=True)
 BY_THREADS = MappingTable(STAGED, halves_stages=True)
 BY_ELEMENTS = MappingTable(UNALIGNED, mappings_of(tables.UNALIGNED_WORKSPACE))
+
+
+def _of_words(rows: Iterable[tuple[Any, ...]], workspace: Iterable[tuple[Any, ...]], packed: int) -> MappingTable:
+    """The table of weights in words, in as many shares by a cluster as a row says, or by way of a workspace."""
+    return MappingTable(tuple(one for *row, depth, most in rows for splits in (1, *tables.SHARES) if splits <= most
+                              for one in mappings_of([tuple(row)], depth=depth, splits=splits, packed=packed)),
+                        tuple(one for *row, depth in workspace
+                              for one in mappings_of([tuple(row)], depth=depth, packed=packed)),
+                        least_shared=tables.LEAST_SHARED)
+
+
+DEQUANTISED = _of_words(tables.DEQUANTISED, tables.DEQUANTISED_WORKSPACE, 4)
+DEQUANTISED_FLOAT8 = _of_words(tables.DEQUANTISED_FLOAT8, tables.DEQUANTISED_FLOAT8_WORKSPACE, 2)
 
 
 def table_by_arrays(values: dict[str, Any], arrays: OperandArrays | None) -> MappingTable | None:

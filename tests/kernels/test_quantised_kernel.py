@@ -20,7 +20,7 @@ from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.ptx_machine.compare import PTX
-from tests.support.machines import MACHINES, on_machines, poison, whole
+from tests.support.machines import E4M3, MACHINES, on_machines, poison, whole
 
 pytestmark = pytest.mark.sample(8)
 
@@ -110,6 +110,22 @@ def test_bfloat16(machine: Any, m: int, n: int, k: int, bits: int, symmetric: bo
 def test_bfloat16_as_compiled(rng: np.random.Generator) -> None:
     b, a = weights(rng, 128, 36, 4, 64, False, BF16), whole(rng, (3, 128), BF16, 2)
     assert np.array_equal(product(PTX, a, b), expected(a, b))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("machine", [pytest.param(MACHINES["emulator"], id="emulator"),
+                                     pytest.param(PTX, id="ptx", marks=[pytest.mark.compile, pytest.mark.kin(1)]),
+                                     pytest.param(MACHINES["gpu"], id="gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("m", "n", "k", "group", "symmetric"), [(1, 36, 256, 128, False), (8, 64, 256, 256, True),
+                                                                 (16, 68, 384, 128, False)])
+def test_float8(machine: Any, m: int, n: int, k: int, group: int, symmetric: bool, rng: np.random.Generator) -> None:
+    """Columns that no other kernel takes, and zero points that TMA does not; scales that float8 does not hold."""
+    b, a = weights(rng, k, n, 4, group, symmetric, E4M3), whole(rng, (m, k), E4M3, 2)
+    layout: Any = b.layout
+    layout.scales[:] = rng.integers(1, 2**11, layout.scales.shape).astype(F16) / 8
+    with gk.emulate():
+        assert gk.plan(a, b, out=poison((m, n), F32)).config.operator == QuantisedMMAOp(4, E4M3)
+    assert np.array_equal(product(machine, a, b), a.astype("f8") @ dequantise(b).astype("f8"))
 
 
 @pytest.mark.parametrize(("group", "dtype"), [(64, BF16), (32, BF16), (16, BF16), (64, F16), (16, F16)])
@@ -299,8 +315,9 @@ def test_other_kernels_refuse_the_operator() -> None:
             gk.get_config(operator=QuantisedMMAOp(), kernel=kernel, global_a_layout=RowMajor(F16), device=H100)
     with pytest.raises(ValueError, match="bits=3"):
         QuantisedMMAOp(3)
-    with pytest.raises(ValueError, match=r"QuantisedMMAOp\(dtype=float32\)"):
-        QuantisedMMAOp(4, F32)
+    for bits, dtype in ((4, F32), (2, E4M3)):
+        with pytest.raises(ValueError, match=rf"QuantisedMMAOp\(bits={bits}, dtype={dtype}\)"):
+            QuantisedMMAOp(bits, dtype)
 
 
 # -- machine code ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gemmkit.ptx.mma import rounded_to_tf32
@@ -23,6 +24,9 @@ def cvt(i: Instruction) -> Operation:
     if i.has("tf32"):
         i.only("rna", "tf32")
         return Operation([KINDS["f32"]], KINDS["b32"], lambda x: rounded_to_tf32(x).view(np.uint32))
+    if i.has("e4m3x2"):
+        i.only("rn", "e4m3x2")
+        return Operation([KINDS["b16"]], KINDS["b32"], halves_of_float8)
     i.only(*MODES, *WHOLE, "sat", "ftz")
     if len(i.kinds) == 2:
         to, of = i.kinds
@@ -42,6 +46,12 @@ def converter(i: Instruction, of: Kind, to: Kind) -> Any:
         wide = np.dtype("u8") if not of.is_signed and of.bits == 64 else np.dtype("i8")
         return lambda x: _clipped(x.astype(wide), to)
     return lambda x: x.astype(to.dtype)
+
+
+def halves_of_float8(x: np.ndarray) -> np.ndarray:
+    """Two float8_e4m3fn in 16 bits as two float16 in 32."""
+    pairs = np.ascontiguousarray(x, np.uint16)[..., None].view(ml_dtypes.float8_e4m3fn)
+    return pairs.astype(np.float16).view(np.uint32)[..., 0]
 
 
 def _clipped(x: np.ndarray, to: Kind) -> np.ndarray:

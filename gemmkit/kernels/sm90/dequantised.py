@@ -13,6 +13,7 @@ The dequantised elements are those of `gemmkit.kernels.quantised`: rounded to fl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
@@ -122,11 +123,10 @@ def start_lines(tensor_map: Any, n: int, spec: Any, operand: Any, fill: StageFil
 
 # -- from shared memory to tensor cores -------------------------------------------------------------------------------
 
-class HeldStage(NamedTuple):
-    """A lane's part of a stage in registers, by fragments: its words, k-block by k-block; and for each group of rows along K
-    the scales and zero points of its two rows. (Of 8-bit floats: what integers become beside these zero points.)"""
+class StageFactors(NamedTuple):
+    """Of a stage, by fragments: for each group of rows along K the scales and zero points of a lane's two rows. (Of 8-bit
+    floats: what integers become beside these zero points.)"""
 
-    words: Any
     scales: Any
     zeros: Any
 
@@ -134,7 +134,7 @@ class HeldStage(NamedTuple):
 @dataclass(frozen=True)
 class DequantisingMainloop(WgmmaMainloop):
     """``portions`` groups of wgmmas a stage, of ``steps`` k-blocks each. While two are on their way, the registers of the
-    next are filled. A lane has all words of a stage, so that no load stands between two portions."""
+    next are filled, from words that were loaded a portion before: no portion waits for shared memory."""
 
     portions: int
     steps: int
@@ -156,20 +156,21 @@ class DequantisingMainloop(WgmmaMainloop):
         if steps > 0:                                  # around the waits, too: or ptxas makes each wgmma wait for the last
             previous = slot.stage
             spec.pipeline.wait(slot)
-            held = hold_stage(spec, group, slot.stage)
-            fragments = dequantised_portion(spec, held, 0)
+            factors = load_factors(spec, group, slot.stage)
+            fragments = dequantised_portion(spec, load_portion(spec, group, slot.stage, 0), factors, 0)
+            words = load_portion(spec, group, slot.stage, 1)
             for step in range(steps):
                 after = spec.pipeline.advance(slot)
                 ahead = choose_next(step + 1 < steps, after, slot)
                 sums = start_portion(sums, spec, fragments, b, slot.stage, 0, min(step, 1))
-                fragments = dequantised_portion(spec, held, 1)
+                following = load_portion(spec, group, slot.stage, 2)
+                fragments = dequantised_portion(spec, words, factors, 1)
                 sums = wgmma_wait(1, sums)
                 release_last(spec, previous, step)
-                sums, fragments = fold(self.portions - 2, add_portion, (sums, fragments), spec, held, b, slot.stage)
-                sums = start_portion(sums, spec, fragments, b, slot.stage, self.portions - 1, 1)
-                spec.pipeline.wait(ahead)
-                held = hold_stage(spec, group, ahead.stage)
-                fragments = dequantised_portion(spec, held, 0)
+                sums, fragments, words = fold(self.portions - 3, add_portion, (sums, fragments, following), spec, group,
+                                              factors, b, slot.stage)
+                sums, fragments, words, factors = add_last(sums, spec, group, fragments, words, factors, b, slot.stage,
+                                                           ahead)
                 sums = wgmma_wait(1, sums)
                 previous = slot.stage
                 slot = after
@@ -194,19 +195,21 @@ class Float8Mainloop(DequantisingMainloop):
         total, b = nothing(spec), descriptor_b(spec)
         if steps > 0:
             spec.pipeline.wait(slot)
-            held = hold_stage(spec, group, slot.stage)
-            fragments = dequantised_portion(spec, held, 0)
+            factors = load_factors(spec, group, slot.stage)
+            fragments = dequantised_portion(spec, load_portion(spec, group, slot.stage, 0), factors, 0)
+            words = load_portion(spec, group, slot.stage, 1)
             for step in range(steps):
                 after = spec.pipeline.advance(slot)
                 ahead = choose_next(step + 1 < steps, after, slot)
                 sums = start_portion(nothing(spec), spec, fragments, b, slot.stage, 0, 0)
-                fragments = dequantised_portion(spec, held, 1)
+                following = load_portion(spec, group, slot.stage, 2)
+                fragments = dequantised_portion(spec, words, factors, 1)
                 sums = wgmma_wait(1, sums)
-                sums, fragments = fold(self.portions - 2, add_portion, (sums, fragments), spec, held, b, slot.stage)
-                sums = start_portion(sums, spec, fragments, b, slot.stage, self.portions - 1, 1)
-                spec.pipeline.wait(ahead)
-                scales, held = held.scales, hold_stage(spec, group, ahead.stage)
-                fragments = dequantised_portion(spec, held, 0)
+                sums, fragments, words = fold(self.portions - 3, add_portion, (sums, fragments, following), spec, group,
+                                              factors, b, slot.stage)
+                scales = factors.scales
+                sums, fragments, words, factors = add_last(sums, spec, group, fragments, words, factors, b, slot.stage,
+                                                           ahead)
                 sums = wgmma_wait(0, sums)
                 spec.pipeline.release(slot.stage)
                 total = apply(add_scaled, total, sums, scales)
@@ -222,11 +225,26 @@ def add_scaled_value(total: Numeric, n: int, sums: tuple, scales: tuple) -> Any:
     return fma(sums[n], scales[n // 2 % 2], total)
 
 
-def add_portion(state: tuple, n: int, spec: Any, held: HeldStage, b: int, stage: int) -> tuple:
-    """Start portion ``n + 1``; while it and the one before are on their way, the next one is dequantised."""
+def add_portion(state: tuple, n: int, spec: Any, group: int, factors: StageFactors, b: int, stage: int) -> tuple:
+    """Start portion ``n + 1``; while it and the one before are on their way, the next one is dequantised, and the words of
+    the one behind that are loaded."""
     sums = start_portion(state[0], spec, state[1], b, stage, n + 1, 1)
-    fragments = dequantised_portion(spec, held, n + 2)
-    return wgmma_wait(1, sums), fragments
+    following = load_portion(spec, group, stage, n + 3)
+    fragments = dequantised_portion(spec, state[2], factors, n + 2)
+    return wgmma_wait(1, sums), fragments, following
+
+
+def add_last(sums: tuple, spec: Any, group: int, fragments: tuple, words: tuple, factors: StageFactors, b: int, stage: int,
+             ahead: Slot) -> tuple:
+    """Start the last two portions of a stage; of the stage ``ahead`` the first one is dequantised, and words of the second
+    are loaded. The last portion is still on its way."""
+    sums = start_portion(sums, spec, fragments, b, stage, spec.mainloop.portions - 2, 1)
+    spec.pipeline.wait(ahead)
+    first, following = load_portion(spec, group, ahead.stage, 0), load_factors(spec, group, ahead.stage)
+    fragments = dequantised_portion(spec, words, factors, spec.mainloop.portions - 1)
+    sums = start_portion(wgmma_wait(1, sums), spec, fragments, b, stage, spec.mainloop.portions - 1, 1)
+    words = load_portion(spec, group, ahead.stage, 1)
+    return sums, dequantised_portion(spec, first, following, 0), words, following
 
 
 def start_portion(sums: tuple, spec: Any, fragments: tuple, b: int, stage: int, portion: int, accumulate: int) -> tuple:
@@ -255,30 +273,38 @@ def multiply_step(sums: tuple, n: int, spec: Any, fragments: tuple, b: int, firs
 
 # -- a stage's words and scales ---------------------------------------------------------------------------------------
 
-def hold_stage(spec: Any, group: int, stage: int) -> HeldStage:
-    row = group * spec.first_rows + udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
-    begin = stage * spec.stage_bytes
-    factors = 2 * spec.a.shared.groups
+def load_portion(spec: Any, group: int, stage: int, portion: int) -> tuple:
+    """The words of a lane's rows, by fragments, k-block by k-block."""
+    return generate(spec.fragments_m, words_of_fragment, spec, first_row(spec, group), stage * spec.stage_bytes,
+                    portion * spec.mainloop.steps)
+
+
+def load_factors(spec: Any, group: int, stage: int) -> StageFactors:
+    row, begin, count = first_row(spec, group), stage * spec.stage_bytes, 2 * spec.a.shared.groups
     scale = float_scale_of if spec.mainloop.is_float8 else scale_of
-    return HeldStage(generate(spec.fragments_m, words_of_fragment, spec, row, begin),
-                     generate(spec.fragments_m, of_fragment, scale, factors, spec, row, begin),
-                     generate(spec.fragments_m, of_fragment, zero_of, factors, spec, row, begin))
+    return StageFactors(generate(spec.fragments_m, of_fragment, scale, count, spec, row, begin),
+                   generate(spec.fragments_m, of_fragment, zero_of, count, spec, row, begin))
 
 
-def words_of_fragment(m: int, spec: Any, row: int, begin: int) -> tuple:
-    return generate(FRAGMENT * spec.mainloop.portions * spec.mainloop.steps, word_of, spec, row + 64 * m, begin)
+def first_row(spec: Sm90Spec, group: int) -> int:
+    """The first row of a lane's first fragment."""
+    return group * spec.first_rows + udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
 
 
-def word_of(n: int, spec: Any, row: int, begin: int) -> Any:
-    """Of k-block n / 4, in the order of a fragment's registers: rows g and g + 8, of eight elements along K and the next (of
-    8-bit floats of those 16 behind)."""
-    line, row_ahead = 2 * (n // FRAGMENT) + n % FRAGMENT // 2, 8 * (n % 2)
+def words_of_fragment(m: int, spec: Any, row: int, begin: int, first: int) -> tuple:
+    return generate(FRAGMENT * spec.mainloop.steps, word_of, spec, row + 64 * m, begin, first)
+
+
+def word_of(n: int, spec: Any, row: int, begin: int, first: int) -> Any:
+    """Of k-block ``first`` + n / 4, in the order of a fragment's registers: rows g and g + 8, of eight elements along K and
+    the next (of 8-bit floats of those 16 behind)."""
+    line, row_ahead = 2 * (first + n // FRAGMENT) + n % FRAGMENT // 2, 8 * (n % 2)
     if spec.mainloop.is_float8:
         line, row = 2 * line, row + udiv(lane_index() % 4, 2) * spec.a.shared.rows
     return load_shared(shared(WORDS, spec.a.offset), udiv(begin, 4) + row, line * spec.a.shared.rows + row_ahead, 1)[0]
 
 
-def of_fragment(m: int, factor: Any, count: int, spec: Any, row: int, begin: int) -> tuple:
+def of_fragment(m: int, factor: Callable[..., Any], count: int, spec: Any, row: int, begin: int) -> tuple:
     return generate(count, factor, spec, row + 64 * m, begin)
 
 
@@ -308,22 +334,23 @@ def zero_of(n: int, spec: Any, row: int, begin: int) -> tuple:
 
 # -- dequantisation ---------------------------------------------------------------------------------------------------
 
-def dequantised_portion(spec: Any, held: HeldStage, portion: int) -> tuple:
+def dequantised_portion(spec: Any, words: tuple, factors: StageFactors, portion: int) -> tuple:
     """The fragments of a portion, k-block by k-block."""
-    return generate(spec.mainloop.steps, dequantised_step, spec, held, portion * spec.mainloop.steps)
+    return generate(spec.mainloop.steps, dequantised_step, spec, words, factors, portion * spec.mainloop.steps)
 
 
-def dequantised_step(n: int, spec: Any, held: HeldStage, first: int) -> tuple:
-    return generate(spec.fragments_m, dequantised_fragment, spec, held, first + n)
+def dequantised_step(n: int, spec: Any, words: tuple, factors: StageFactors, first: int) -> tuple:
+    return generate(spec.fragments_m, dequantised_fragment, spec, words, factors, n, first + n)
 
 
-def dequantised_fragment(m: int, spec: Any, held: HeldStage, step: int) -> tuple:
-    words = generate(FRAGMENT, part_of, held.words[m], FRAGMENT * step)
+def dequantised_fragment(m: int, spec: Any, words: tuple, factors: StageFactors, n: int, step: int) -> tuple:
+    """Of the ``n``-th k-block of a portion, which is the ``step``-th of the stage."""
+    given = generate(FRAGMENT, part_of, words[m], FRAGMENT * n)
     if spec.mainloop.is_float8:
-        return as_float8(words, lane_index() % 2, held.zeros[m])
+        return as_float8(given, lane_index() % 2, factors.zeros[m])
     factor = 2 * (step * STEP // spec.a.shared.group % spec.a.shared.groups)
-    found = dequantise_bytes(words, lane_index() % 4, generate(2, part_of, held.zeros[m], factor),
-                             generate(2, part_of, held.scales[m], factor))
+    found = dequantise_bytes(given, lane_index() % 4, generate(2, part_of, factors.zeros[m], factor),
+                             generate(2, part_of, factors.scales[m], factor))
     return as_bfloat16(found) if spec.mainloop.is_bfloat16 else found
 
 

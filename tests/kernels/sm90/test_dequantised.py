@@ -19,7 +19,7 @@ from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import QuantisedTranspose, dequantise
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.ahead import compiled_kernel, recorded
-from gemmkit.ptx.registers import as_float8, dequantise_bytes, float8_table, zero_words
+from gemmkit.ptx.registers import as_float8, as_float16, dequantise_bytes, float8_table, zero_words
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
@@ -39,6 +39,7 @@ TILES: dict[str, dict[str, Any]] = {
     "deep": dict(block_shape=Tile(M=64, N=128, K=128), warps_per_block=4),
     "split": dict(block_shape=Tile(M=128, N=32, K=64), warps_per_block=8, splits=2),
     "shared": dict(block_shape=Tile(M=64, N=32, K=64), warps_per_block=4, cluster=Tile(M=2, N=1)),
+    "shared workspace": dict(block_shape=Tile(M=64, N=32, K=64), warps_per_block=4, cluster=Tile(M=2, N=1), splits=2),
     "workspace": dict(block_shape=Tile(M=64, N=32, K=64), warps_per_block=4, splits=3),
     "stream": dict(block_shape=Tile(M=64, N=32, K=64), warps_per_block=4, splits=StreamK(2)),
     "ping-pong": dict(block_shape=Tile(M=64, N=32, K=64), warps_per_block=8, schedule="pingpong")}
@@ -76,7 +77,7 @@ def check(machine: Any, rng: np.random.Generator, sizes: tuple[int, int, int], g
 def test_mappings(machine: Any, tile: str, symmetric: bool, rng: np.random.Generator) -> None:
     """Rows, columns and K that end within a tile; groups of more and of fewer than a stage."""
     small = [((21, 144, 160), 32) if symmetric else ((19, 80, 128), 64)]
-    large = (33, 1040, 4096) if tile == "workspace" else (257, 4112, 4096)      # blocks that wait for each other are few
+    large = (33, 1040, 4096) if "workspace" in tile else (257, 4112, 4096)      # blocks that wait for each other are few
     for sizes, group in small if machine.emulated else [*small, (large, 128)]:
         check(machine, rng, sizes, group, symmetric, **TILES[tile])
 
@@ -98,15 +99,16 @@ def test_groups(machine: Any, group: int, dtype: Any, rng: np.random.Generator) 
 def test_float8(machine: Any, tile: str, symmetric: bool, rng: np.random.Generator) -> None:
     """A stage is 128 elements along K, and its sums are scaled: K of one group, of several, and of stages in a group."""
     mapping = {**TILES[tile], "block_shape": Tile(M=TILES[tile]["block_shape"].size.M, N=TILES[tile]["block_shape"].size.N, K=128)}
-    large = (33, 1040, 4096) if tile == "workspace" else (257, 4112, 4096)
+    large = (33, 1040, 4096) if "workspace" in tile else (257, 4112, 4096)
     for sizes, group in [((21, 144, 384), 128)] if machine.emulated else [((5, 64, 128), 128), ((19, 80, 768), 384), (large, 128)]:
         check(machine, rng, sizes, group, symmetric, E4M3, **mapping)
 
 
 @on_machines
-def test_float8_scales_sums_in_float32(machine: Any, rng: np.random.Generator) -> None:
-    """Numbers that are not whole: as close to float64 as sums of 128 in tensor cores are."""
-    m, n, k = 24, 64, 1024
+@pytest.mark.parametrize("m", [5, 16, 24])
+def test_float8_scales_sums_in_float32(machine: Any, m: int, rng: np.random.Generator) -> None:
+    """Numbers that are not whole, by both kernels: as close to float64 as sums of 128 in tensor cores are."""
+    n, k = 64, 1024
     b, x = weights(rng, k, n, 4, 128, False, E4M3), rng.standard_normal((m, k)).astype(E4M3)
     layout: Any = b.layout
     layout.scales[:] = (rng.standard_normal(layout.scales.shape) * 3).astype(F16)
@@ -141,7 +143,7 @@ def dequantises(plan: Any) -> bool:
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize(("m", "n", "k", "group", "dtype"), [
-    (33, 64, 128, 128, F16), (65, 136, 64, 32, F16), (257, 48, 192, 64, F16), (1, 64, 128, 128, E4M3), (70, 48, 256, 256, E4M3)])
+    (33, 64, 128, 128, F16), (65, 136, 64, 32, F16), (257, 48, 192, 64, F16), (17, 64, 128, 128, E4M3), (70, 48, 256, 256, E4M3)])
 def test_a_call_takes_it(machine: Any, m: int, n: int, k: int, group: int, dtype: Any, rng: np.random.Generator) -> None:
     """With an epilogue that sees columns, a result of another type, and other weights by the same plan."""
     b, other = (weights(rng, k, n, 4, group, True, dtype) for _ in "ab")
@@ -303,6 +305,21 @@ def test_as_float8(run: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(out.view(E4M3).reshape(wanted.shape).astype(int), wanted)
 
 
+def as_halves(out: Any, words: Any) -> None:
+    t = thread_index()
+    out[t, 0], out[t, 1] = as_float16((words[t],))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("run", [emulated, pytest.param(interpreted, marks=pytest.mark.compile),
+                                 pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "ptx", "gpu"])
+def test_as_float16(run: Any) -> None:
+    """All 256 floats, NaN among them, in all four places."""
+    given = np.arange(256, dtype=np.uint8)[:, None] + np.array([0, 1, 100, 200], np.uint8)
+    (out,) = run(as_halves, Out((256, 2), np.uint32), given.view(np.uint32)[:, 0], threads=256)
+    assert np.array_equal(out.view(F16), given.view(E4M3).astype(F16), equal_nan=True)
+
+
 # -- machine code ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.kin(1)
@@ -327,10 +344,10 @@ def test_its_code(rows: int, symmetric: bool, dtype: Any, rng: np.random.Generat
 
 @pytest.mark.thorough
 @pytest.mark.compile
-@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
+@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED.mappings + sm90.DEQUANTISED.workspace if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
 def test_code_of_all_tiles(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Of weights that take the most registers: with zero points, as bfloat16, and with two groups in a stage."""
-    monkeypatch.setattr(sm90, "DEQUANTISED", (one,))
+    monkeypatch.setattr(sm90, "DEQUANTISED", sm90.MappingTable((one,)))
     b, x = weights(rng, 1024, 512, 4, one.depth // 4, False, BF16), np.ones((one.N, 1024), BF16)
     (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N, 512), BF16)), H100)
     made = compiled_kernel(found, H100)
@@ -342,12 +359,12 @@ def test_code_of_all_tiles(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 @pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED_FLOAT8 if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
+@pytest.mark.parametrize("one", [one for one in sm90.DEQUANTISED_FLOAT8.mappings + sm90.DEQUANTISED_FLOAT8.workspace if one.splits == 1], ids=lambda one: f"{one.M}x{one.N}")
 def test_code_of_float8(one: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Nothing is spilled, no wgmma waits for another, and eight weights take fifteen instructions at most."""
-    monkeypatch.setattr(sm90, "DEQUANTISED_FLOAT8", (one,))
-    b, x = weights(rng, 1024, 512, 4, 128, True, E4M3), np.ones((one.N, 1024), E4M3)
-    (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N, 512), BF16)), H100)
+    monkeypatch.setattr(sm90, "DEQUANTISED_FLOAT8", sm90.MappingTable((one,)))
+    b, x = weights(rng, 1024, 512, 4, 128, True, E4M3), np.ones((one.N + 1, 1024), E4M3)       # of fewer rows it takes 16
+    (found,) = recorded(lambda: gk.matmul(x, b, out=np.empty((one.N + 1, 512), BF16)), H100)
     made = compiled_kernel(found, H100)
     assert found.problem.config.block_shape.size.M == one.M
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
