@@ -853,7 +853,8 @@ def test_a_llama(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of_training = gradients(_Loss(model), words)
     report = accelerate(model, {"input_ids": words})
     assert {x.by for x in report.replaced} == {"gk.torch.attention", "gk.torch.Linear", "gk.torch.glu", "gk.torch.rmsnorm",
-                                               "gk.torch.Linear, one for q, k and v"}
+                                               "gk.torch.Linear, one for q, k and v", "gk.torch.Linear with a residual",
+                                               "gk.torch, cosines and sines in one kernel"}
     assert [x.kind for x in report.left] == ["Embedding"]
     turned: list[Any] = []
     monkeypatch.setattr(ATTENTION, "turned", lambda *args, own=ATTENTION.turned: (turned.append(args), own(*args)))
