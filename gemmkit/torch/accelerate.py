@@ -553,7 +553,8 @@ def results(model: torch.nn.Module, sample: object) -> list[Any]:
 def compared_angles(module: torch.nn.Module, before: type, like: torch.Tensor) -> str:
     """Why rotary embeddings may not be gemmkit's; "" where they may."""
     places = torch.arange(16, device=like.device)[None] * 509
-    found, wanted = module(like, position_ids=places), before.forward(module, like, position_ids=places)
+    own: Any = before
+    found, wanted = module(like, position_ids=places), own.forward(module, like, position_ids=places)
     off = max(float((x.float() - y.float()).abs().max()) for x, y in zip(found, wanted))
     most = torch.finfo(found[0].dtype).eps * max(1.0, abs(module.attention_scaling))
     return "" if found[0].dtype == wanted[0].dtype and off <= most else f"its result would be off by {off:.2g}"
@@ -759,7 +760,7 @@ def _adds(module: torch.nn.Module) -> bool:
     seen: list[bool] = []
 
     class Part(torch.nn.Module):
-        def forward(self, *args: torch.Tensor, **given: Any) -> Any:
+        def forward(self, *args: torch.Tensor, **given: torch.Tensor) -> Any:
             x = args[0] if args else given["hidden_states"]
 
             def compute(y: torch.Tensor | None) -> torch.Tensor:

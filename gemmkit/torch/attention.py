@@ -25,7 +25,6 @@ from gemmkit.functions import attention as forward
 from gemmkit.functions.gradients import Rules, gradients
 from gemmkit.functions.slope import Replay, slope_of
 from gemmkit.kernels.masks import Causal, Mask, Padding, Score, ScoreBias
-from gemmkit.lang.host import Numeric
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.programs.decorated import program
 from gemmkit.programs.values import Parameter
@@ -684,11 +683,11 @@ def cosines_and_sines(places: Parameter, steps: Parameter, u: Parameter, v: Para
         y[m] = sines
 
 
-def _cosine(x: Numeric) -> Any:
+def _cosine(x: float) -> float:
     return math.cos(x)
 
 
-def _sine(x: Numeric) -> Any:
+def _sine(x: float) -> float:
     return math.sin(x)
 
 

@@ -305,9 +305,9 @@ class Unadded:
     def value(self) -> torch.Tensor:
         return self._compute(None)
 
-    def __add__(self, y: Any) -> Any:
-        is_fused = (type(y) is torch.Tensor and y.shape == self._shape and y.dtype == self._like.dtype
-                    and y.device == self._like.device and not (y.requires_grad and torch.is_grad_enabled()))
+    def __add__(self, y: object) -> Any:
+        is_fused = (isinstance(y, torch.Tensor) and type(y) is torch.Tensor and y.shape == self._shape
+                    and y.dtype == self._like.dtype and y.device == self._like.device and not records(y))
         return self._compute(y) if is_fused else self.value + y
 
     __radd__ = __add__

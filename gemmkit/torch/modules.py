@@ -488,7 +488,7 @@ class Sums:
 
     held: bool | None = None
 
-    def taken(self, module: Any, x: Any, place: int) -> Unadded | None:
+    def taken(self, module: Linear | QuantisedLinear, x: object, place: int) -> Unadded | None:
         own = (module.bias,) if isinstance(module, QuantisedLinear) else (module.weight, module.bias)
         if not isinstance(x, torch.Tensor) or not takes(x, *own) or casts(x) or not is_eager((x, *own)) or x.dim() < 2 or (
                 x.shape[-1] != module.in_features or is_observed(module) or records(x, *own)):
@@ -503,11 +503,11 @@ class FastLayer(Replaced):
 
     def begin(self, *said: str) -> None:
         self._gemmkit_sums = Sums()
-        for m in sums_of(self):                                              # type: ignore[arg-type]
+        for m in sums_of(self):
             m._gemmkit_joined = self._gemmkit_sums, 0
 
     def end(self) -> None:
-        for m in sums_of(self):                                              # type: ignore[arg-type]
+        for m in sums_of(self):
             m.__dict__.pop("_gemmkit_joined", None)
         del self._gemmkit_sums
 
@@ -782,7 +782,7 @@ def compared_sums(module: torch.nn.Module, y: torch.Tensor) -> str:
     return ""
 
 
-def _exact(layer: Any, x: torch.Tensor) -> Any:
+def _exact(layer: torch.nn.Linear | QuantisedLinear, x: torch.Tensor) -> Any:
     """A layer's result in float32."""
     weight = layer.dequantised() if isinstance(layer, QuantisedLinear) else layer.weight.float()
     return F.linear(x.float(), weight, None if layer.bias is None else layer.bias.float())

@@ -319,7 +319,7 @@ def start_copies(spec: Sm90Spec, inputs: Inputs, barrier: SharedPointer, slot: S
     spec.b.route.start(spec, spec.b, inputs.b.map, barrier, slot, at)
 
 
-def prefetch_stages(spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
+def prefetch_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape) -> None:
     """What the block's first stages take comes into the L2 while the kernel before ends: a product of few rows waits for
     memory alone, which would have nothing to do in the meantime. No value is read, so that A and B need not be there yet."""
     at = spec.scheduler.begin()

@@ -54,6 +54,7 @@ from gemmkit.tiling import parallelise, translate
 if TYPE_CHECKING:
     from gemmkit.emulator.copies import EmulatedTensorMap
     from gemmkit.kernels.sm90.family import Sm90Spec
+    from gemmkit.kernels.spec import Spec
 
 
 # --------------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ class Tma(Route):
         """Start a stage's copies."""
         self.start_boxes(spec, operand, tensor_map, StageFill(slot, at, barrier), 0)
 
-    def box(self, spec: Any, operand: Any, at: KTile, plane: int, panel: int) -> tuple:
+    def box(self, spec: Any, operand: Operand, at: KTile, plane: int, panel: int) -> tuple:
         """Where a box of a k-tile lies in the tensor; in a cluster that shares the operand, of this block's part."""
         across = at.m if operand.k_axis == 1 else at.n
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
@@ -246,11 +247,11 @@ class Tma(Route):
         inside: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
         return join((inside, matrix_at(spec, operand, at.batch)))
 
-    def prefetch_tile(self, spec: Any, operand: Any, tensor_map: Any, at: KTile) -> None:
+    def prefetch_tile(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, at: KTile) -> None:
         """Bring what `start` copies into the L2."""
         self.prefetch_boxes(spec, operand, tensor_map, at)
 
-    def prefetch_boxes(self, spec: Sm90Spec, operand: Operand, tensor_map: EmulatedTensorMap, at: KTile) -> None:
+    def prefetch_boxes(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, at: KTile) -> None:
         for plane in range(self.copy.planes):
             for panel in range(self.copy.panels):
                 tma_prefetch_box(tensor_map, self.box(spec, operand, at, plane, panel))
@@ -438,10 +439,10 @@ class InterleavedTma(JoinedTma):
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         each(start_share, tensor_map, self, spec, operand, StageFill(slot, self.own_tile(operand, at), barrier))
 
-    def prefetch_tile(self, spec: Any, operand: Any, tensor_map: Any, at: KTile) -> None:
+    def prefetch_tile(self, spec: Spec, operand: Operand, tensor_map: Any, at: KTile) -> None:
         each(prefetch_share, tensor_map, self, spec, operand, self.own_tile(operand, at))
 
-    def own_tile(self, operand: Any, at: KTile) -> KTile:
+    def own_tile(self, operand: Operand, at: KTile) -> KTile:
         """The k-tile, of each part."""
         return KTile(at.m, udiv(at.n, operand.layout.slots), at.k, at.batch, at.rank, at.shape)
 
@@ -484,7 +485,8 @@ def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spe
         route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
 
 
-def prefetch_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec, operand: Operand, at: KTile) -> None:
+def prefetch_share(tensor_map: EmulatedTensorMap, n: int, route: InterleavedTma, spec: Spec, operand: Operand,
+                   at: KTile) -> None:
     """One part's columns into the L2, if this block is to load them."""
     if not route.copy.is_shared or spec.cluster.part(operand.k_axis, at.rank) == n // route.share:
         route.prefetch_boxes(spec, operand, tensor_map, at)
