@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gemmkit.emulator.copies import EmulatedTensorMap
     from gemmkit.kernels.collectives.operand import Operand
     from gemmkit.kernels.sm90.family import Sm90Spec
+    from gemmkit.kernels.spec import Spec
 
 
 def consume_cooperatively(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -> None:
@@ -346,7 +347,7 @@ def stage_of(spec: Sm90Spec, operand: Operand, slot: Slot) -> Any:
     return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
 
 
-def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
+def matrix_at(spec: Spec, operand: Operand, batch: int) -> tuple:
     """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
     if operand.k_axis == 1:
         return spec.scheduler.stack.a.coordinates(batch)

@@ -236,7 +236,7 @@ class Tma(Route):
         """Start a stage's copies."""
         self.start_boxes(spec, operand, tensor_map, StageFill(slot, at, barrier), 0)
 
-    def box(self, spec: Any, operand: Operand, at: KTile, plane: int, panel: int) -> tuple:
+    def box(self, spec: Spec, operand: Operand, at: KTile, plane: int, panel: int) -> tuple:
         """Where a box of a k-tile lies in the tensor; in a cluster that shares the operand, of this block's part."""
         across = at.m if operand.k_axis == 1 else at.n
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
