@@ -141,7 +141,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
     | "norm" | modules of a product, a residual and a LayerNorm, as BERT's layers end | a product with a residual |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
-    | "residual" | layers of decoders as Llama's, outside of training | products that add the layer's stream |
+    | "residual" | layers of decoders as Llama's, where no gradient is recorded | products that add the layer's stream |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
     | "mlp" | modules of a product, an activation and perhaps a second product | `gemmkit.torch.Linear` with its activation |
     | "quantised" | layers of 2 and 4 bits that GPTQ, AWQ or compressed-tensors have | `gemmkit.torch.QuantisedLinear` |
@@ -759,6 +759,10 @@ def _adds(module: torch.nn.Module) -> bool:
     """Whether a layer adds the results of attention and MLP to its stream, and does nothing else with them."""
     seen: list[bool] = []
 
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.sin()
+
     class Part(torch.nn.Module):
         def forward(self, *args: torch.Tensor, **given: torch.Tensor) -> Any:
             x = args[0] if args else given["hidden_states"]
@@ -773,15 +777,15 @@ def _adds(module: torch.nn.Module) -> bool:
     attention, before = Part(), dict(module._modules)
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(7))
     try:
-        module._modules.update({name: torch.nn.Identity() for name in before}, self_attn=attention, mlp=Part())
+        module._modules.update({name: Norm() for name in before}, self_attn=attention, mlp=Part())
         found = type(module).forward(module, x)
     except Exception:
         return False
     finally:
         module._modules.update(before)
-    y = x + x.tanh()
+    y = x + x.sin().tanh()
     found = found[0] if isinstance(found, tuple) else found
-    return seen == [True, True] and isinstance(found, torch.Tensor) and torch.allclose(found, y + y.tanh(), atol=1e-5)
+    return seen == [True, True] and isinstance(found, torch.Tensor) and torch.allclose(found, y + y.sin().tanh(), atol=1e-5)
 
 
 _FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"experts": _experts, "mlp": _mlp, "linear": _linear, "qkv": _qkv,

@@ -916,6 +916,8 @@ def test_families(family: str, more: dict[str, Any], parts: set[str], device: st
     mask = torch.ones_like(words)
     mask[0, :3] = 0
     parts = parts if family == "Phi3" else parts | {"Linear, one for q, k and v"}
+    parts = parts if family == "OPT" else parts | {"gk.torch, cosines and sines in one kernel"}
+    parts = parts if family in ("OPT", "Gemma2", "Qwen3Moe", "Phi3") else parts | {"Linear with a residual"}
     parts = parts | {"attention"} if model.config._attn_implementation == "sdpa" else parts
     assert family == "Gemma2" or "attention" in parts
     with torch.no_grad():

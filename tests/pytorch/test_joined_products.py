@@ -275,6 +275,13 @@ class ScaledLayer(Layer):
         return y + torch.mul(x, 0.5)
 
 
+class GemmaLayer(Layer):
+    """As Gemma 2 has it."""
+
+    def added(self, y: Any, x: Any) -> Any:
+        return y + self.first(x)
+
+
 class TupleLayer(Layer):
     def forward(self, hidden_states: Any) -> Any:
         return super().forward(hidden_states), None
@@ -365,7 +372,8 @@ def test_layers_that_are_left(in_the_emulator: None) -> None:
         report = accelerate(model, **more)
         return next(x.why for x in report.left if "Layer" in x.kind and "Norm" not in x.kind)
 
-    assert "its result is not y + mlp(norm(y))" in why(layer("cpu", ScaledLayer)[0])
+    for kind in (ScaledLayer, GemmaLayer):
+        assert "its result is not y + mlp(norm(y))" in why(layer("cpu", kind)[0])
     assert "is not gemmkit's" in why(layer("cpu")[0], parts=("residual",))
     assert "parts does not name 'residual'" in why(layer("cpu")[0], parts=("linear",))
     assert "are of float32" in why(layer("cpu")[0].float())

@@ -311,13 +311,14 @@ class Sm90Spec(Spec):
         return 0 if self.is_pingpong else self.compute_warp.size.M
 
     @cached_property
-    def prefetches(self) -> bool:
-        """Whether the first stages come into the L2 before the kernel before has ended: of one product of few rows or
-        columns, which waits for memory, and whose place in A and B no array says."""
-        return (min(self.block.size.M, self.block.size.N) <= FEW and type(self.scheduler) is Persistent
-                and self.condition.is_always and not (self.scheduler.order.gates or self.reduction.waits)
-                and type(self.producer) is TmaProducer
-                and all(type(operand.route) in (Tma, InterleavedTma) for operand in (self.a, self.b)))
+    def prefetched(self) -> int:
+        """K-tiles that come into the L2 before the kernel before has ended: of one product of few rows or columns, which
+        waits for memory, and whose place in A and B no array says."""
+        return self.stages if (
+            min(self.block.size.M, self.block.size.N) <= FEW and type(self.scheduler) is Persistent
+            and self.condition.is_always and not (self.scheduler.order.gates or self.reduction.waits)
+            and type(self.producer) is TmaProducer
+            and all(type(operand.route) in (Tma, InterleavedTma) for operand in (self.a, self.b))) else 0
 
     # -- registers ----------------------------------------------------------------------------------------------------
 

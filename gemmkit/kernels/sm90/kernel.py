@@ -327,7 +327,7 @@ def prefetch_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape
     if at < spec.scheduler.end(shape):
         work = spec.scheduler.work(spec, spec.scheduler.tile_of(at), rank, shape)
         n = work.k_tiles * 0
-        while n < min(work.k_tiles, spec.stages):
+        while n < min(work.k_tiles, spec.prefetched):
             tile = KTile(work.m, work.n, work.k_begin + n * spec.block.size.K, work.batch, rank, shape)
             spec.a.route.prefetch_tile(spec, spec.a, inputs.a.map, tile)
             spec.b.route.prefetch_tile(spec, spec.b, inputs.b.map, tile)
@@ -415,7 +415,7 @@ def warp_specialised(spec: Sm90Spec, a: View, b: View, c: View, d: View, shape: 
     else:
         cluster_barrier()
     grid_launch_dependents()
-    if spec.prefetches and thread_index() == 0:
+    if spec.prefetched > 0 and thread_index() == 0:
         prefetch_stages(spec, Inputs(Input(a, map_a), Input(b, map_b)), rank, shape)
     grid_wait()
 

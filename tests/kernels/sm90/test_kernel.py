@@ -279,8 +279,8 @@ def test_few_rows_bring_their_first_stages_into_the_l2(rng: np.random.Generator)
         conf = mapping("one", stages=stages)
         called = functions_run(lambda conf=conf: product(MACHINES["emulator"], conf, a, b))      # type: ignore[misc]
         assert called.count("tma_prefetch_box") == 4 * brought * 2
-    assert mapping("one").spec().prefetches and mapping("one-1x2").spec().prefetches
-    assert not mapping("two", WGMMAOp(128)).spec().prefetches
+    assert all(conf.spec().prefetched == conf.stages for conf in (mapping("one"), mapping("one-1x2")))
+    assert mapping("two", WGMMAOp(128)).spec().prefetched == 0
 
 
 @pytest.mark.gpu
