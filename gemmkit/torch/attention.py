@@ -693,10 +693,10 @@ def _sine(x: float) -> float:
 
 def rotary(like: object, places: object, steps: object, scale: object) -> tuple[torch.Tensor, torch.Tensor] | None:
     """``scale`` times the cosines and the sines by which a `Rotation` turns, of ``like``'s dtype, from whole ``places``
-    (batch, rows) and float32 ``steps`` (columns / 2,), in one kernel; None where it does not take them."""
+    (batch, rows) and ``steps`` (columns / 2,), in one kernel; None where it does not take them."""
     if not (isinstance(like, torch.Tensor) and isinstance(places, torch.Tensor) and isinstance(steps, torch.Tensor)):
         return None
-    if type(scale) is not float or like.dtype not in (*NARROW, torch.float32) or steps.dtype != torch.float32 or (
+    if type(scale) is not float or not {like.dtype, steps.dtype} <= {*NARROW, torch.float32} or (
             places.dtype not in (torch.int32, torch.int64) or places.dim() != 2 or steps.dim() != 1):
         return None
     if not places.numel() or not (is_here(like) and like.device == places.device == steps.device) or (

@@ -489,9 +489,11 @@ class Sums:
     held: bool | None = None
 
     def taken(self, module: Linear | QuantisedLinear, x: object, place: int) -> Unadded | None:
-        own = (module.bias,) if isinstance(module, QuantisedLinear) else (module.weight, module.bias)
+        is_packed = isinstance(module, QuantisedLinear)
+        own = (module.bias,) if is_packed else (module.weight, module.bias)
         if not isinstance(x, torch.Tensor) or not takes(x, *own) or casts(x) or not is_eager((x, *own)) or x.dim() < 2 or (
-                x.shape[-1] != module.in_features or is_observed(module) or records(x, *own)):
+                x.shape[-1] != module.in_features or is_observed(module) or records(x, *own)) or (
+                is_packed and x.numel() != module.in_features):            # packed weights add to several rows no faster
             return None
         return Unadded(lambda y: summed(module, x, y), (*x.shape[:-1], module.out_features), x)
 

@@ -363,8 +363,9 @@ def test_packed_products_add(float8: bool, device: str) -> None:
     other = copy.deepcopy(model)
     accelerate(model, parts=("linear", "residual", "norm"))
     with torch.no_grad():
-        near([model(x)], [other(x)], 0.02)
-        assert sums(lambda: model(x)) == 2
+        for rows, count in ((x, 0), (x[:1, :1], 2)):             # several rows take longer so
+            near([model(rows)], [other(rows)], 0.02)
+            assert sums(lambda rows=rows: model(rows)) == count  # type: ignore[misc]
 
 
 def test_layers_that_are_left(in_the_emulator: None) -> None:

@@ -43,7 +43,7 @@ from gemmkit.kernels.sm90.exchange import (
     stream_exchange_of,
     streamed_clusters,
 )
-from gemmkit.kernels.sm90.kernel import Producer, TmaProducer, warp_specialised
+from gemmkit.kernels.sm90.kernel import Producer, warp_specialised
 from gemmkit.kernels.sm90.mainloop import (
     AlternatingMainloop,
     Deinterleaved,
@@ -70,6 +70,7 @@ from gemmkit.kernels.sm90.routes import (
     StagedProducer,
     StagedRoute,
     Tma,
+    TmaProducer,
 )
 from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
 from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
@@ -260,7 +261,6 @@ def _validate_d(config: Config) -> None:
 
 PINGPONG = "pingpong"
 WARP_ROWS, FRAGMENT_ROWS = 16, 64      # of a fragment that a warp holds, and of a fragment
-FEW = 64                               # rows or columns of a block that waits for memory
 ALIGNMENT = 64                         # bytes that may be left out between parts of shared memory
 
 
@@ -309,16 +309,6 @@ class Sm90Spec(Spec):
     def first_rows(self) -> int:
         """Rows from one consumer's part of the block's tile to the next one's: none where each has tiles of its own."""
         return 0 if self.is_pingpong else self.compute_warp.size.M
-
-    @cached_property
-    def prefetched(self) -> int:
-        """K-tiles that come into the L2 before the kernel before has ended: of one product of few rows or columns, which
-        waits for memory, and whose place in A and B no array says."""
-        return self.stages if (
-            min(self.block.size.M, self.block.size.N) <= FEW and type(self.scheduler) is Persistent
-            and self.condition.is_always and not (self.scheduler.order.gates or self.reduction.waits)
-            and type(self.producer) is TmaProducer
-            and all(type(operand.route) in (Tma, InterleavedTma) for operand in (self.a, self.b))) else 0
 
     # -- registers ----------------------------------------------------------------------------------------------------
 
