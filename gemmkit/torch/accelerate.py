@@ -137,7 +137,6 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     |---|---|---|
     | "linear" | ``torch.nn.Linear``; ``Conv1D`` of transformers' GPT-2 | `gemmkit.torch.Linear` |
     | "qkv" | products of queries, keys and values of attention, outside of training | one product; see below |
-    | "qkv" | rotary embeddings of transformers | one kernel |
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
     | "norm" | modules of a product, a residual and a LayerNorm, as BERT's layers end | a product with a residual |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
@@ -270,8 +269,7 @@ class _Work:
                 x = self._drawn(module, part)
                 more = _choices(module, len(x)) if part == "experts" else (
                     _residual(module, x) if mixin is modules.FastOutput else ())
-                why = compared_angles(module, before, x) if mixin is modules.FastAngles else (
-                    compared_joined(module, x)) if part == "qkv" else compared_sums(module, x) if part == "residual" else (
+                why = compared_joined(module, x) if part == "qkv" else compared_sums(module, x) if part == "residual" else (
                     compared(module, before, now, x, more))
             except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
@@ -285,8 +283,6 @@ class _Work:
 
     def _drawn(self, module: torch.nn.Module, part: str) -> torch.Tensor:
         """Rows that a module is compared with: drawn ones, and behind them those that it got of the sample."""
-        if modules.has_angles(module):
-            return next(p for p in self.model.parameters() if p.is_floating_point()).detach()
         packed = next((m for m in module.modules() if isinstance(m, QuantisedLinear)), None)
         own: Any = next(module.parameters()) if packed is None else packed.scales.to(self._dtype(packed))
         given, columns = self.inputs.get(id(module)), _columns(module)
@@ -399,7 +395,7 @@ def _candidate(module: torch.nn.Module) -> str | None:
     if any(all(isinstance(held := module._modules.get(x), (torch.nn.Linear, QuantisedLinear)) or _holds_words(held)
                for x in names if x) for names in modules.MLPS) or modules.mlp_of(module):
         return "mlp"
-    if modules.qkv_of(module) or modules.has_angles(module):
+    if modules.qkv_of(module):
         return "qkv"
     if modules.sums_of(module):
         return "residual"
@@ -548,16 +544,6 @@ def results(model: torch.nn.Module, sample: object) -> list[Any]:
     with torch.no_grad(), in_mode(model, False), torch.random.fork_rng(devices=[]):
         found = model(*args, **keywords)
     return [x.detach().clone() for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-
-
-def compared_angles(module: torch.nn.Module, before: type, like: torch.Tensor) -> str:
-    """Why rotary embeddings may not be gemmkit's; "" where they may."""
-    places = torch.arange(16, device=like.device)[None] * 509
-    own: Any = before
-    found, wanted = module(like, position_ids=places), own.forward(module, like, position_ids=places)
-    off = max(float((x.float() - y.float()).abs().max()) for x, y in zip(found, wanted))
-    most = torch.finfo(found[0].dtype).eps * max(1.0, abs(module.attention_scaling))
-    return "" if found[0].dtype == wanted[0].dtype and off <= most else f"its result would be off by {off:.2g}"
 
 
 #: What may take a module's place: a class, and what it is told. The first that passes the comparison is taken.
@@ -720,8 +706,6 @@ def _count(module: torch.nn.Module) -> int:
 
 
 def _qkv(module: torch.nn.Module) -> _Ways:
-    if modules.has_angles(module):
-        return [(modules.FastAngles, ())]
     names = modules.qkv_of(module) or ()
     held: list[Any] = [module._modules[name] for name in names]
     if module.training:

@@ -670,46 +670,6 @@ def _of_both(q: torch.Tensor, k: torch.Tensor) -> Any:
     return q.as_strided((batch, heads + more, rows, size), step)
 
 
-@program
-def cosines_and_sines(places: Parameter, steps: Parameter, u: Parameter, v: Parameter, x: Parameter, y: Parameter,
-                      scale: float) -> None:
-    """Of each place the cosines of its angles to u and v, and their sines to x and y."""
-    for m in gp.parallel(steps.rows):
-        angles = places[m] * steps[m]
-        cosines, sines = gp.call(_cosine, angles) * scale, gp.call(_sine, angles) * scale
-        u[m] = cosines
-        v[m] = cosines
-        x[m] = sines
-        y[m] = sines
-
-
-def _cosine(x: float) -> float:
-    return math.cos(x)
-
-
-def _sine(x: float) -> float:
-    return math.sin(x)
-
-
-def rotary(like: object, places: object, steps: object, scale: object) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """``scale`` times the cosines and the sines by which a `Rotation` turns, of ``like``'s dtype, from whole ``places``
-    (batch, rows) and ``steps`` (columns / 2,), in one kernel; None where it does not take them."""
-    if not (isinstance(like, torch.Tensor) and isinstance(places, torch.Tensor) and isinstance(steps, torch.Tensor)):
-        return None
-    if type(scale) is not float or not {like.dtype, steps.dtype} <= {*NARROW, torch.float32} or (
-            places.dtype not in (torch.int32, torch.int64) or places.dim() != 2 or steps.dim() != 1):
-        return None
-    if not places.numel() or not (is_here(like) and like.device == places.device == steps.device) or (
-            not is_eager((like, places, steps)) or torch.compiler.is_compiling()):
-        return None
-    shape, half = (places.numel(), len(steps)), len(steps)
-    found = tuple(like.new_empty((*places.shape, 2 * half)) for _ in range(2))
-    parts = (part for x in found for part in x.view(-1, 2 * half).split(half, 1))
-    with torch.no_grad():
-        cosines_and_sines(places.reshape(-1, 1).expand(shape), steps.expand(shape), *parts, scale)
-    return found[0], found[1]
-
-
 class _Names(dict):                                                           # type: ignore[type-arg]
     """A module's global names, as they are at any time, but for some."""
 

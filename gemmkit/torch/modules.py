@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from gemmkit.torch.attention import register_attention, rotary, turning
+from gemmkit.torch.attention import register_attention, turning
 from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, Unadded, added, columns_of_joined, of_16_bits, summed
 from gemmkit.torch.product import DATA, NARROW, casts, is_eager, is_here, records, takes
@@ -438,28 +438,6 @@ class FastQKV(Replaced):
         if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all
             joined.linear = None
         return found
-
-
-class FastAngles(Replaced):
-    """Rotary embeddings of transformers, whose steps are a buffer and do not depend on the places."""
-
-    what = "gk.torch, cosines and sines in one kernel"
-
-    def forward(self, *args: object, **keywords: object) -> Any:
-        given = (*args, *keywords.values()) if len(args) == 2 or list(keywords) == ["position_ids"] else ()
-        if len(given) == 2:
-            own: Any = self
-            found = rotary(*given, own.inv_freq, own.attention_scaling)
-            if found is not None:
-                return found
-        return super().forward(*args, **keywords)                             # type: ignore[misc]
-
-
-def has_angles(module: torch.nn.Module) -> bool:
-    """Whether a module may be `FastAngles`."""
-    kind, steps = getattr(module, "rope_type", None), module._buffers.get("inv_freq")
-    return steps is not None and isinstance(kind, str) and "dynamic" not in kind and kind != "longrope" and (
-        isinstance(getattr(module, "attention_scaling", None), float))
 
 
 #: Names of the modules whose products attention computes of one input.

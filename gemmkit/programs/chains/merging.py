@@ -417,7 +417,7 @@ def begun(chain: Chain, signs: dict[str, float]) -> None:
 # that shows nothing.
 
 F32 = np.dtype(np.float32)
-LEAST = 4                              # rounds of a share at least, where the number of shares is left open
+LEAST = 4                              # rounds of a share at least, where the number of shares is left open and they are many
 MERGED = 16                            # shares that the second kernel loads at once
 ALIGNED = 256                          # bytes
 
@@ -499,8 +499,8 @@ def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[s
 def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
     """How many shares are asked for. If nothing is said, as many as fill the multiprocessors once with the shares of all
     tiles, of `LEAST` rounds or more: on 132, each of 2 heads of 65,536 keys takes 66 shares, one of 8,192 keys takes 16.
-    Where there are two of `LEAST` rounds, shares of fewer are taken up to `MERGED`: each of 8 heads of 2,049 keys takes 9 of 2
-    rounds (64.5 us after 83.3 for 8 calls, H200)."""
+    Where there are two of `LEAST` rounds, shares of fewer are taken up to `MERGED`: each of 8 heads of 2,049 keys takes 9
+    of 2 rounds (64.5 us after 83.3 for 8 calls, H200)."""
     if mapping.splits or chain.index.stack or mapping.longest_first or chain.piece is not None or chain.updates:
         return mapping.splits or 1
     warpgroups = 1 if chain.wide else mapping.warpgroups or kernel.chain_warpgroups
