@@ -743,7 +743,7 @@ def _adds(module: torch.nn.Module) -> bool:
     """Whether a layer adds the results of attention and MLP to its stream, and does nothing else with them."""
     seen: list[bool] = []
 
-    class Norm(torch.nn.Module):
+    class Sine(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return x.sin()
 
@@ -761,7 +761,7 @@ def _adds(module: torch.nn.Module) -> bool:
     attention, before = Part(), dict(module._modules)
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(7))
     try:
-        module._modules.update({name: Norm() for name in before}, self_attn=attention, mlp=Part())
+        module._modules.update({name: Sine() for name in before}, self_attn=attention, mlp=Part())
         found = type(module).forward(module, x)
     except Exception:
         return False

@@ -417,7 +417,7 @@ def begun(chain: Chain, signs: dict[str, float]) -> None:
 # that shows nothing.
 
 F32 = np.dtype(np.float32)
-LEAST = 4                              # rounds of a share at least, where the number of shares is left open and they are many
+LEAST = 4                              # rounds of a share at least, where the number is left open and they are many
 MERGED = 16                            # shares that the second kernel loads at once
 ALIGNED = 256                          # bytes
 
