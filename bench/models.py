@@ -419,7 +419,7 @@ def pictures(rows: int, device: str, dtype: Any) -> list[Any]:
 def accelerated(model: Any) -> Any:
     """The model, by gemmkit. Raises RuntimeError, with the report, where a layer of a known kind was left."""
     found = gemmkit.torch.accelerate(model)
-    known = ("Linear", "Norm", "MLP", "attention", "Conv1D", "Output", "Intermediate", "FFN")
+    known = ("Linear", "Norm", "MLP", "attention", "Conv1D", "Output", "Intermediate", "FFN", "DecoderLayer")
     left = [x for x in found.left if any(word in x.kind for word in known) and x.why != "computes by gemmkit already"]
     if left or not found.replaced:
         raise RuntimeError(f"accelerate left {len(left)} layers:\n{found}")

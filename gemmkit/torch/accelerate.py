@@ -21,29 +21,31 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
+from torch.utils import _pytree
 
 from gemmkit.torch import checkpoints, modules
-from gemmkit.torch.attention import NAME, register_attention
-from gemmkit.torch.layers import FUNCTIONS, QuantisedLinear
+from gemmkit.torch.attention import NAME, register_attention, scaled_dot_product_attention
+from gemmkit.torch.layers import FUNCTIONS, QuantisedLinear, Unadded
 from gemmkit.torch.modules import (
     HOOKS,
     Replaced,
     compared,
-    compared_attention,
     compared_joined,
     compared_packed,
+    compared_sums,
+    exactly,
     has_formula,
+    in_mode,
     is_linear,
     made,
     of_plain_layers,
-    results,
 )
 from gemmkit.torch.product import NARROW, is_here
 from gemmkit.torch.rows import UNITS
 
 #: What `accelerate` replaces, in this order: an MLP is compared before its products are replaced, and when those of packed
 #: integers are gemmkit's, whose pairs are one product.
-PARTS = "attention", "quantised", "experts", "mlp", "linear", "qkv", "norm"
+PARTS = "attention", "quantised", "experts", "mlp", "linear", "qkv", "norm", "residual"
 
 _ROWS = 16                             # of an input that is drawn
 
@@ -138,6 +140,7 @@ def accelerate(model: torch.nn.Module, sample: object = None, *, parts: Sequence
     | "norm" | ``torch.nn.LayerNorm`` | `gemmkit.torch.layernorm` |
     | "norm" | modules of a product, a residual and a LayerNorm, as BERT's layers end | a product with a residual |
     | "norm" | ``torch.nn.RMSNorm`` and RMS norms of other libraries | `gemmkit.torch.rmsnorm` |
+    | "residual" | layers of decoders as Llama's, where no gradient is recorded | products that add the layer's stream |
     | "mlp" | modules of gate, up and down (SwiGLU, GeGLU), whose products have no bias | `gemmkit.torch.glu` |
     | "mlp" | modules of a product, an activation and perhaps a second product | `gemmkit.torch.Linear` with its activation |
     | "quantised" | layers of 2 and 4 bits that GPTQ, AWQ or compressed-tensors have | `gemmkit.torch.QuantisedLinear` |
@@ -266,7 +269,8 @@ class _Work:
                 x = self._drawn(module, part)
                 more = _choices(module, len(x)) if part == "experts" else (
                     _residual(module, x) if mixin is modules.FastOutput else ())
-                why = compared_joined(module, x) if part == "qkv" else compared(module, before, now, x, more)
+                why = compared_joined(module, x) if part == "qkv" else compared_sums(module, x) if part == "residual" else (
+                    compared(module, before, now, x, more))
             except Exception as error:
                 why = f"comparing it raised {type(error).__name__}: {str(error)[:200]}"
             if not why:
@@ -393,6 +397,8 @@ def _candidate(module: torch.nn.Module) -> str | None:
         return "mlp"
     if modules.qkv_of(module):
         return "qkv"
+    if modules.sums_of(module):
+        return "residual"
     of_experts = [module._parameters.get(name) for name in modules.EXPERTS]
     return "experts" if all(p is not None and p.dim() == 3 for p in of_experts) else None
 
@@ -413,6 +419,9 @@ def _holds_words(module: torch.nn.Module | None) -> bool:
 def _columns(module: torch.nn.Module) -> int:
     """How long the rows are that a candidate takes."""
     parts = modules.qkv_of(module) or modules.mlp_of(module) or modules.output_of(module)
+    sums = modules.sums_of(module)
+    if sums:
+        return int(sums[0].out_features)
     module = module if parts is None else module.get_submodule(parts[0])
     if modules.is_conv1d(module):
         return len(module.get_parameter("weight"))
@@ -499,6 +508,42 @@ def _refusal_of_attention(model: torch.nn.Module) -> str:
     if own is None or not is_here(own):
         return "the model is not on a GPU; move it there first"
     return compared_attention(model.config, own)
+
+
+def compared_attention(config: Any, like: torch.Tensor) -> str:
+    """Why attention of a configuration's heads may not be gemmkit's; "" where it may."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None)
+    width = getattr(text, "hidden_size", None)
+    size = getattr(text, "head_dim", None) or (width // heads if width and heads else None)
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return "its configuration does not name its heads"
+    if size % 8 or size > 256:
+        return f"its heads have {size} columns; gk.attention takes multiples of 8 up to 256"
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    drawn = torch.Generator().manual_seed(2)
+    dtype = like.dtype if like.dtype in NARROW else torch.bfloat16
+    for queries, causal in ((5, True), (5, False), (1, False)):
+        q, k, v = (torch.randn(1, h, n, size, generator=drawn).to(like.device, dtype)
+                   for h, n in ((heads, queries), (shared, 5), (shared, 5)))
+        with torch.no_grad():
+            found = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+            wide = [x.float().repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v)]
+            with exactly():
+                exact = F.scaled_dot_product_attention(*wide, is_causal=causal)
+        off = float((found.float() - exact).abs().max())
+        if not off <= 2 * torch.finfo(dtype).eps * float(exact.abs().max()):
+            return f"its result would be off by {off:.2g}"
+    return ""
+
+
+def results(model: torch.nn.Module, sample: object) -> list[Any]:
+    """The tensors of real numbers that a model returns for a sample, without dropout."""
+    args, keywords = ((), dict(sample)) if isinstance(sample, Mapping) else (
+        (tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)), {})
+    with torch.no_grad(), in_mode(model, False), torch.random.fork_rng(devices=[]):
+        found = model(*args, **keywords)
+    return [x.detach().clone() for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
 
 #: What may take a module's place: a class, and what it is told. The first that passes the comparison is taken.
@@ -683,5 +728,49 @@ def _qkv(module: torch.nn.Module) -> _Ways:
     return [(modules.FastQKV, names)]
 
 
+def _sums(module: torch.nn.Module) -> _Ways:
+    for m in modules.sums_of(module):
+        if not isinstance(m, (modules.FastLinear, QuantisedLinear)) or m.activation is not None:
+            raise _Left("the last product of its attention or of its MLP is not gemmkit's")
+        if isinstance(m, modules.FastLinear) and m.weight.dtype not in NARROW:
+            raise _Left("its products are of float32")
+    if not _adds(module):
+        raise _Left("its result is not y + mlp(norm(y)) with y = x + attention(norm(x))")
+    return [(modules.FastLayer, ())]
+
+
+def _adds(module: torch.nn.Module) -> bool:
+    """Whether a layer adds the results of attention and MLP to its stream, and does nothing else with them."""
+    seen: list[bool] = []
+
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.sin()
+
+    class Part(torch.nn.Module):
+        def forward(self, *args: torch.Tensor, **given: torch.Tensor) -> Any:
+            x = args[0] if args else given["hidden_states"]
+
+            def compute(y: torch.Tensor | None) -> torch.Tensor:
+                seen.append(y is not None)
+                return x.tanh() if y is None else x.tanh() + y
+
+            found = Unadded(compute, x.shape, x)
+            return (found, None) if self is attention else found
+
+    attention, before = Part(), dict(module._modules)
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(7))
+    try:
+        module._modules.update({name: Sine() for name in before}, self_attn=attention, mlp=Part())
+        found = type(module).forward(module, x)
+    except Exception:
+        return False
+    finally:
+        module._modules.update(before)
+    y = x + x.sin().tanh()
+    found = found[0] if isinstance(found, tuple) else found
+    return seen == [True, True] and isinstance(found, torch.Tensor) and torch.allclose(found, y + y.sin().tanh(), atol=1e-5)
+
+
 _FINDERS: dict[str, Callable[[torch.nn.Module], _Ways]] = {"experts": _experts, "mlp": _mlp, "linear": _linear, "qkv": _qkv,
-                                                           "norm": _norm}
+                                                           "norm": _norm, "residual": _sums}

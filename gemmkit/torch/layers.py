@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.utils import _pytree
 
 from gemmkit.epilogues import GELU, Bias, Elementwise, Epilogue, ReLU, Residual, Scale, SiLU, Tanh
 from gemmkit.epilogues.activations import gelu_of_16_bits, gelu_tanh_of_16_bits
@@ -131,13 +132,16 @@ def of_16_bits(activation: str) -> ProductOperator:
 
 
 @functools.cache
-def _adding() -> ProductOperator:
+def _adding(has_bias: bool) -> ProductOperator:
+    if not has_bias:
+        return op(name="linear_with_residual_without_bias", epilogue=lambda residual: Residual(residual))
     return op(name="linear_with_residual", epilogue=lambda bias, residual: Bias(bias) | Residual(residual))
 
 
-def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> Any:
+def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> Any:
     """``x W^T + bias + y`` of (..., K), (N, K), (N,) and (..., N) of one dtype, rounded once."""
-    return _adding().of_one_dtype(_rows(x), weight.mT, None, bias, _rows(y)).view(y.shape)
+    further = (_rows(y),) if bias is None else (bias, _rows(y))
+    return _adding(bias is not None).of_one_dtype(_rows(x), weight.mT, None, *further).view(y.shape)
 
 
 def check_width(x: torch.Tensor, in_features: int) -> None:
@@ -274,7 +278,50 @@ def columns_of_joined(module: torch.nn.Module, x: object) -> Any:
     """A module's columns of a product that has been computed for it and others (`gemmkit.torch.modules.JoinedLinear`); None
     where none has."""
     joined = module.__dict__.get("_gemmkit_joined")
-    return None if joined is None or joined[0].held is None else joined[0].taken(x, joined[1])
+    return None if joined is None or joined[0].held is None else joined[0].taken(module, x, joined[1])
+
+
+def summed(layer: Linear | QuantisedLinear, x: torch.Tensor, y: torch.Tensor | None) -> Any:
+    """A layer's result for x, plus y in the product's epilogue, of calls that nothing records. y None adds nothing."""
+    if isinstance(layer, QuantisedLinear):
+        found = _compute_quantised(layer.rows(x), layer.words, layer.scales, layer.zeros, layer.bias, layer.bits,
+                                   layer.group, None, layer.float8, None if y is None else _rows(y))
+        return found.view(*x.shape[:-1], layer.out_features)
+    return layer.computed(x, layer.weight, layer.bias) if y is None else added(x, layer.weight, layer.bias, y)
+
+
+class Unadded:
+    """A product of ``shape`` and of ``like``'s dtype that waits for what it is to be added to: ``compute(y)`` is the product
+    plus y, from one kernel, and ``compute(None)`` the product, which all functions but an addition of tensors get."""
+
+    def __init__(self, compute: Callable[[torch.Tensor | None], torch.Tensor], shape: tuple[int, ...], like: torch.Tensor):
+        self._compute, self._shape, self._like = compute, torch.Size(shape), like
+
+    @functools.cached_property
+    def value(self) -> torch.Tensor:
+        return self._compute(None)
+
+    def __add__(self, y: object) -> Any:
+        is_fused = (isinstance(y, torch.Tensor) and type(y) is torch.Tensor and y.shape == self._shape
+                    and y.dtype == self._like.dtype and y.device == self._like.device and not records(y))
+        return self._compute(y) if is_fused else self.value + y
+
+    __radd__ = __add__
+
+    @classmethod
+    def __torch_function__(cls, function: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...] = (),
+                           keywords: Mapping[str, Any] | None = None) -> Any:
+        if function in _ADDITIONS and len(args) == 2 and not keywords:
+            first, second = args
+            return first + second if isinstance(first, cls) else second + first
+        args, keywords = _pytree.tree_map_only(cls, lambda x: x.value, (args, dict(keywords or {})))
+        return function(*args, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.value, name)
+
+
+_ADDITIONS = torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__
 
 
 class QuantisedLinear(torch.nn.Module):
@@ -457,7 +504,7 @@ def packed_weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, z
 
 def _compute_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
                        bias: torch.Tensor | None, bits: int, group: int, activation: str | None,
-                       float8: bool = False) -> Any:
+                       float8: bool = False, residual: torch.Tensor | None = None) -> Any:
     dtype = x.dtype
     factors: list[torch.Tensor] = []
     if float8 and x.shape[0]:
@@ -469,11 +516,13 @@ def _compute_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tenso
             stages.append(Bias(bias.detach()))
         if activation is not None:
             stages.append(ACTIVATIONS[activation])
+        if residual is not None:
+            stages.append(Residual(residual))
         more: dict[str, Any] = {"epilogue": functools.reduce(or_, stages)} if stages else {}
         return x, packed_weights(x, words, scales, zeros, bits, group), {**more, "dtype": dtype_from_torch(dtype)}
 
-    rest = bits, group, activation, zeros is None, bias is None, dtype
-    return of_rows(_products, rest, (x, words, scales, zeros, bias, *factors), described)
+    rest = bits, group, activation, zeros is None, bias is None, residual is None, dtype
+    return of_rows(_products, rest, (x, words, scales, zeros, bias, residual, *factors), described)
 
 
 _products = Door()                     # those that come again are known by their tensors

@@ -17,10 +17,10 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree
 
-from gemmkit.torch.attention import register_attention, scaled_dot_product_attention, turning
+from gemmkit.torch.attention import register_attention, turning
 from gemmkit.torch.grouped import experts
-from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, added, columns_of_joined, of_16_bits
-from gemmkit.torch.product import DATA, NARROW, casts, is_here, takes
+from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, Unadded, added, columns_of_joined, of_16_bits, summed
+from gemmkit.torch.product import DATA, NARROW, casts, is_eager, is_here, records, takes
 from gemmkit.torch.rows import glu, layernorm, rmsnorm
 
 
@@ -384,7 +384,7 @@ class JoinedLinear:
                 at += 0 if p is None else size * p.stride(axis) * p.element_size()
         return True
 
-    def taken(self, x: torch.Tensor, place: int) -> Any:
+    def taken(self, module: torch.nn.Module, x: torch.Tensor, place: int) -> Any:
         """The columns of the module at a place; None for another x, and for one that has changed."""
         held = self.held
         if held is None or held[0] is not x or (held[1] is not None and held[1] != x._version):
@@ -448,6 +448,59 @@ def qkv_of(module: torch.nn.Module) -> tuple[str, ...] | None:
     """The names of a module's products of queries, keys and values; None if it has none."""
     own, kinds = module._modules, (torch.nn.Linear, QuantisedLinear)
     return next((names for names in QKV if all(isinstance(own.get(name), kinds) for name in names)), None)
+
+
+#: Names of a decoder layer's products that are added to its stream: of attention, and of the MLP.
+SUMS = ("self_attn", "o_proj"), ("mlp", "down_proj")
+
+
+def sums_of(module: torch.nn.Module) -> list[Any]:
+    """A decoder layer's products of `SUMS`; empty for another module."""
+    found = [getattr(module._modules.get(parent), "_modules", {}).get(name) for parent, name in SUMS]
+    return found if all(isinstance(m, (torch.nn.Linear, QuantisedLinear)) for m in found) else []
+
+
+class Sums:
+    """What a decoder layer's products (`sums_of`) give to the layer while it runs: `Unadded`, where nothing is recorded,
+    cast or compiled."""
+
+    held: bool | None = None
+
+    def taken(self, module: Linear | QuantisedLinear, x: object, place: int) -> Unadded | None:
+        is_packed = isinstance(module, QuantisedLinear)
+        own = (module.bias,) if is_packed else (module.weight, module.bias)
+        if not isinstance(x, torch.Tensor) or not takes(x, *own) or casts(x) or not is_eager((x, *own)) or x.dim() < 2 or (
+                x.shape[-1] != module.in_features or is_observed(module) or records(x, *own)) or (
+                is_packed and x.numel() != module.in_features):            # packed weights add to several rows no faster
+            return None
+        return Unadded(lambda y: summed(module, x, y), (*x.shape[:-1], module.out_features), x)
+
+
+class FastLayer(Replaced):
+    """A decoder layer, whose stream the products of attention and of the MLP add to themselves: see `Sums`."""
+
+    what = "gk.torch.Linear with a residual"
+
+    def begin(self, *said: str) -> None:
+        self._gemmkit_sums = Sums()
+        for m in sums_of(self):
+            m._gemmkit_joined = self._gemmkit_sums, 0
+
+    def end(self) -> None:
+        for m in sums_of(self):
+            m.__dict__.pop("_gemmkit_joined", None)
+        del self._gemmkit_sums
+
+    def forward(self, *args: object, **keywords: object) -> Any:
+        own: Any = self._modules                                             # type: ignore[attr-defined]
+        if torch.compiler.is_compiling() or any(is_observed(own[parent]) for parent, _ in SUMS):
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
+        self._gemmkit_sums.held = True
+        try:
+            found = super().forward(*args, **keywords)                        # type: ignore[misc]
+        finally:
+            self._gemmkit_sums.held = None
+        return _pytree.tree_map_only(Unadded, lambda x: x.value, found)
 
 
 class FastExperts(Replaced):
@@ -582,7 +635,7 @@ def has_formula(module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]],
 
 
 @contextmanager
-def _exactly() -> Iterator[None]:
+def exactly() -> Iterator[None]:
     """Products of float32 are of float32, not of TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -623,7 +676,7 @@ def compared(module: torch.nn.Module, before: type, now: type, x: torch.Tensor, 
             with around():
                 theirs = _evaluated(module, x, more, is_training)
             wide = _widened(module)
-            with _exactly(), torch.autocast(x.device.type, enabled=False):
+            with exactly(), torch.autocast(x.device.type, enabled=False):
                 exact = _evaluated(wide, x.float(), more, is_training)
         finally:
             module.__class__ = now
@@ -669,7 +722,7 @@ def compared_packed(module: torch.nn.Module, layer: QuantisedLinear, x: torch.Te
         return f"its input is {str(x.dtype).removeprefix('torch.')}; convert the model: model.half() or model.bfloat16()"
     with torch.no_grad(), in_mode(module, False), unobserved(module):
         found = layer(x)
-        with _exactly(), torch.autocast(x.device.type, enabled=False):
+        with exactly(), torch.autocast(x.device.type, enabled=False):
             exact = _dense(layer)(x.float())
         is_bare = "weight_packed" in module._parameters and isinstance(module, torch.nn.Linear) and "weight" not in (
             module._parameters) and type(module).forward is torch.nn.Linear.forward
@@ -688,57 +741,40 @@ def compared_joined(module: torch.nn.Module, x: torch.Tensor) -> str:
     joined: Any = module._gemmkit_joined
     names: Any = module._gemmkit_names
     held: list[Any] = [module._modules[name] for name in names]
-    with torch.no_grad(), unobserved(module), _exactly():
+    with torch.no_grad(), unobserved(module), exactly():
         own = [m(x) for m in held]
         if not joined.computed(held, x):
             return "its products cannot be one"
         found = [m(x) for m in held]
         joined.held = None
-        for name, m, one, other in zip(names, held, found, own):
-            weight = m.dequantised() if isinstance(m, QuantisedLinear) else m.weight.float()
-            exact = F.linear(x.float(), weight, None if m.bias is None else m.bias.float())
-            size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(x.dtype).eps
-            off, theirs = (float(((y.float() - exact).abs() / size).max()) for y in (one, other))
-            if one.shape != other.shape or not off <= 2 * theirs + unit:
-                return f"the result of {name} would be off by {off:.2g}, and its own is by {theirs:.2g}"
+        return next((why for name, m, one, other in zip(names, held, found, own)
+                     if (why := _farther(name, one, other, _exact(m, x)))), "")
+
+
+def compared_sums(module: torch.nn.Module, y: torch.Tensor) -> str:
+    """Why products of a decoder layer may not add y; "" where they may."""
+    with torch.no_grad(), unobserved(module), exactly():
+        for (_, name), m in zip(SUMS, sums_of(module)):
+            x = torch.randn(len(y), m.in_features, generator=torch.Generator().manual_seed(6)).to(y.device, y.dtype)
+            why = _farther(name, summed(m, x, y), m(x) + y, _exact(m, x) + y.float())
+            if why:
+                return why
     return ""
+
+
+def _exact(layer: torch.nn.Linear | QuantisedLinear, x: torch.Tensor) -> Any:
+    """A layer's result in float32."""
+    weight = layer.dequantised() if isinstance(layer, QuantisedLinear) else layer.weight.float()
+    return F.linear(x.float(), weight, None if layer.bias is None else layer.bias.float())
+
+
+def _farther(name: str, one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> str:
+    """Why a layer's result may not become another: that is further from the exact one than its own twice, and a unit."""
+    size, unit = exact.abs().amax(-1, keepdim=True).clamp_min(1e-30), torch.finfo(one.dtype).eps
+    off, own = (float(((y.float() - exact).abs() / size).max()) for y in (one, other))
+    return "" if one.shape == other.shape and off <= 2 * own + unit else (
+        f"the result of {name} would be off by {off:.2g}, and its own is by {own:.2g}")
 
 
 def _short(x: torch.Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
-
-
-def compared_attention(config: Any, like: torch.Tensor) -> str:
-    """Why attention of a configuration's heads may not be gemmkit's; "" where it may."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = getattr(text, "num_attention_heads", None)
-    width = getattr(text, "hidden_size", None)
-    size = getattr(text, "head_dim", None) or (width // heads if width and heads else None)
-    if not isinstance(heads, int) or not isinstance(size, int):
-        return "its configuration does not name its heads"
-    if size % 8 or size > 256:
-        return f"its heads have {size} columns; gk.attention takes multiples of 8 up to 256"
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    drawn = torch.Generator().manual_seed(2)
-    dtype = like.dtype if like.dtype in NARROW else torch.bfloat16
-    for queries, causal in ((5, True), (5, False), (1, False)):
-        q, k, v = (torch.randn(1, h, n, size, generator=drawn).to(like.device, dtype)
-                   for h, n in ((heads, queries), (shared, 5), (shared, 5)))
-        with torch.no_grad():
-            found = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-            wide = [x.float().repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v)]
-            with _exactly():
-                exact = F.scaled_dot_product_attention(*wide, is_causal=causal)
-        off = float((found.float() - exact).abs().max())
-        if not off <= 2 * torch.finfo(dtype).eps * float(exact.abs().max()):
-            return f"its result would be off by {off:.2g}"
-    return ""
-
-
-def results(model: torch.nn.Module, sample: object) -> list[Any]:
-    """The tensors of real numbers that a model returns for a sample, without dropout."""
-    args, keywords = ((), dict(sample)) if isinstance(sample, Mapping) else (
-        (tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)), {})
-    with torch.no_grad(), in_mode(model, False), torch.random.fork_rng(devices=[]):
-        found = model(*args, **keywords)
-    return [x.detach().clone() for x in _pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.is_floating_point()]

@@ -853,7 +853,7 @@ def test_a_llama(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of_training = gradients(_Loss(model), words)
     report = accelerate(model, {"input_ids": words})
     assert {x.by for x in report.replaced} == {"gk.torch.attention", "gk.torch.Linear", "gk.torch.glu", "gk.torch.rmsnorm",
-                                               "gk.torch.Linear, one for q, k and v"}
+                                               "gk.torch.Linear, one for q, k and v", "gk.torch.Linear with a residual"}
     assert [x.kind for x in report.left] == ["Embedding"]
     turned: list[Any] = []
     monkeypatch.setattr(ATTENTION, "turned", lambda *args, own=ATTENTION.turned: (turned.append(args), own(*args)))
@@ -915,6 +915,7 @@ def test_families(family: str, more: dict[str, Any], parts: set[str], device: st
     mask = torch.ones_like(words)
     mask[0, :3] = 0
     parts = parts if family == "Phi3" else parts | {"Linear, one for q, k and v"}
+    parts = parts if family in ("OPT", "Gemma2", "Qwen3Moe", "Phi3") else parts | {"Linear with a residual"}
     parts = parts | {"attention"} if model.config._attn_implementation == "sdpa" else parts
     assert family == "Gemma2" or "attention" in parts
     with torch.no_grad():

@@ -14,7 +14,8 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.torch import accelerate  # noqa: E402
-from tests.pytorch.test_accelerate import fates, gradients, near  # noqa: E402
+from gemmkit.torch.layers import Unadded, summed  # noqa: E402
+from tests.pytorch.test_accelerate import MLP, fates, gradients, near  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
 
@@ -236,3 +237,160 @@ def test_parameters_that_are_sharded_later(device: str, mesh: Any) -> None:
         other.zero_grad()
         other(x).float().sum().backward()
         near([p.grad.full_tensor() for p in model.parameters()], [p.grad for p in other.parameters()], 0.03)
+
+
+# --------------------------------------------------------------------------------------------------
+# The part "residual": the last products of a decoder layer's attention and MLP add its stream.
+
+class PairedAttention(Attention):
+    """As transformers has it, with the weights of attention beside the result."""
+
+    def forward(self, hidden_states: Any, mask: Any = None) -> Any:
+        return super().forward(hidden_states, mask), None
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 32, biased: bool = False):
+        super().__init__()
+        self.first, self.second = (nn.LayerNorm(width) for _ in range(2))
+        self.self_attn, self.mlp = PairedAttention(width), MLP(width, 48, nn.SiLU())
+        self.self_attn.o_proj = nn.Linear(width, width, bias=biased)
+
+    def added(self, y: Any, x: Any) -> Any:
+        return y + x
+
+    def forward(self, hidden_states: Any) -> Any:
+        found, _ = self.self_attn(hidden_states=self.first(hidden_states))
+        hidden_states = self.added(hidden_states, found)
+        return self.added(hidden_states, self.mlp(self.second(hidden_states)))
+
+
+class TurnedLayer(Layer):
+    def added(self, y: Any, x: Any) -> Any:
+        return x + y
+
+
+class ScaledLayer(Layer):
+    def added(self, y: Any, x: Any) -> Any:
+        return y + torch.mul(x, 0.5)
+
+
+class GemmaLayer(Layer):
+    """As Gemma 2 has it."""
+
+    def added(self, y: Any, x: Any) -> Any:
+        return y + self.first(x)
+
+
+class TupleLayer(Layer):
+    def forward(self, hidden_states: Any) -> Any:
+        return super().forward(hidden_states), None
+
+
+def layer(device: str, kind: type = Layer, **more: Any) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    model = kind(**more).to(device, BF16).eval()
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(1)).to(device, BF16)
+    return model, copy.deepcopy(model), x
+
+
+def sums(call: Any) -> int:
+    """Products that a call adds something to."""
+    return functions_run(call).count("summed")
+
+
+@on_devices
+@pytest.mark.parametrize("kind", [Layer, TurnedLayer, TupleLayer])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layers_products_add_its_stream(kind: type, biased: bool, device: str) -> None:
+    model, other, x = layer(device, kind, biased=biased)
+    report = accelerate(model)
+    assert fates(report)[""] == "gk.torch.Linear with a residual"
+    with torch.no_grad():
+        found, wanted = model(x), other(x)
+        assert type(found) is type(wanted)
+        found, wanted = (y[0] if isinstance(y, tuple) else y for y in (found, wanted))
+        exact = copy.deepcopy(other).float()(x.float())
+        exact = exact[0] if isinstance(exact, tuple) else exact
+        assert (found - exact).abs().max() <= 1.1 * (wanted - exact).abs().max() + 2.0**-9 * exact.abs().max()
+        assert sums(lambda: model(x)) == 2
+        copied = copy.deepcopy(model)
+        assert sums(lambda: copied(x)) == 2
+    report.undo()
+    assert type(model) is kind and not any("_gemmkit_joined" in m.__dict__ for m in model.modules())
+    with torch.no_grad():
+        assert torch.equal(model(x)[0], other(x)[0])
+
+
+@on_devices
+def test_what_adds_by_itself(device: str) -> None:
+    """A gradient, hooks, a compiler and autocast; each is right."""
+    model, other, x = layer(device)
+    accelerate(model)
+    assert sums(lambda: model(x)) == 0                                     # parameters that want gradients
+    near(gradients(model, x), gradients(other, x), 0.03)
+    with torch.no_grad():
+        for m, count in ((model.mlp.down_proj, 1), (model.self_attn, 0), (model.mlp, 0)):
+            hook = m.register_forward_hook(lambda m, args, y: None)
+            assert sums(lambda: model(x)) == count
+            near([model(x)], [other(x)], 0.02)
+            hook.remove()
+        torch._dynamo.reset()
+        near([torch.compile(model, backend="eager", fullgraph=True)(x)], [other(x)], 0.02)
+        with torch.autocast(device, dtype=BF16):
+            near([model(x)], [other(x)], 0.02)
+            assert sums(lambda: model(x)) == 0
+        assert sums(lambda: model(x)) == 2
+    with torch.inference_mode():
+        near([model(x)], [other(x)], 0.02)
+
+
+@on_devices
+@pytest.mark.parametrize("float8", [True, False])
+def test_packed_products_add(float8: bool, device: str) -> None:
+    model, _, x = layer(device)
+    for parent, name in ((model.self_attn, "o_proj"), (model.mlp, "down_proj")):
+        own = getattr(parent, name)
+        own = nn.Linear(128, 32, bias=own.bias is not None).to(device, BF16) if float8 else own
+        setattr(parent, name, gk.torch.QuantisedLinear.from_linear(own, group=128 if float8 else 16, float8=float8).bfloat16())
+    if float8:
+        model.mlp.gate_proj, model.mlp.up_proj = (nn.Linear(32, 128, bias=False).to(device, BF16) for _ in range(2))
+        model.self_attn.v_proj = nn.Linear(32, 32, bias=False).to(device, BF16)
+        y, down = torch.randn(2, 3, 128, device=device).to(BF16), model.mlp.down_proj
+        with torch.no_grad():
+            near([summed(down, y, x)], [down(y) + x], 0.02)
+        return
+    other = copy.deepcopy(model)
+    accelerate(model, parts=("linear", "residual", "norm"))
+    with torch.no_grad():
+        for rows, count in ((x, 0), (x[:1, :1], 2)):             # several rows take longer so
+            near([model(rows)], [other(rows)], 0.02)
+            assert sums(lambda rows=rows: model(rows)) == count  # type: ignore[misc]
+
+
+def test_layers_that_are_left(in_the_emulator: None) -> None:
+    def why(model: Any, **more: Any) -> str:
+        report = accelerate(model, **more)
+        return next(x.why for x in report.left if "Layer" in x.kind and "Norm" not in x.kind)
+
+    for kind in (ScaledLayer, GemmaLayer):
+        assert "its result is not y + mlp(norm(y))" in why(layer("cpu", kind)[0])
+    assert "is not gemmkit's" in why(layer("cpu")[0], parts=("residual",))
+    assert "parts does not name 'residual'" in why(layer("cpu")[0], parts=("linear",))
+    assert "are of float32" in why(layer("cpu")[0].float())
+
+
+def test_an_unadded_product_is_a_tensor_elsewhere() -> None:
+    """Whatever but an addition of tensors of one shape gets the product; the product is computed once."""
+    x, given = torch.arange(6.0).view(2, 3), []
+    made = Unadded(lambda y: (given.append(y), x if y is None else x + y)[1], (2, 3), x)
+    y = torch.ones(2, 3)
+    for found in (y + made, made + y, torch.add(y, made), torch.add(made, y)):
+        assert torch.equal(found, x + 1)
+    assert [z is y for z in given] == [True] * 4
+    del given[:]
+    for found, wanted in ((made + 1.0, x + 1), (torch.ones(3) + made, x + 1), (y.double() + made, x.double() + 1),
+                          (y * made, x), (torch.add(y, made, alpha=2), 2 * x + 1), (F.relu(made), x), (made.sum(), x.sum()),
+                          (torch.stack([made, made]), torch.stack([x, x])), (y.requires_grad_() + made, x + 1)):
+        assert torch.equal(found, wanted)
+    assert given == [None] and made.shape == (2, 3)
