@@ -11,6 +11,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import Any, SupportsIndex
 
 import torch
@@ -464,16 +465,25 @@ class Sums:
     """What a decoder layer's products (`sums_of`) give to the layer while it runs: `Unadded`, where nothing is recorded,
     cast or compiled."""
 
-    held: bool | None = None
+    held: int | None = None            # the thread that runs the layer: another one's calls get tensors
 
     def taken(self, module: Linear | QuantisedLinear, x: object, place: int) -> Unadded | None:
         is_packed = isinstance(module, QuantisedLinear)
         own = (module.bias,) if is_packed else (module.weight, module.bias)
-        if not isinstance(x, torch.Tensor) or not takes(x, *own) or casts(x) or not is_eager((x, *own)) or x.dim() < 2 or (
-                x.shape[-1] != module.in_features or is_observed(module) or records(x, *own)) or (
+        if self.held != get_ident() or not isinstance(x, torch.Tensor) or not takes(x, *own) or casts(x) or (
+                not is_eager((x, *own)) or x.dim() < 2 or x.shape[-1] != module.in_features) or (
+                is_observed(module) or records(x, *own)) or (
                 is_packed and x.numel() != module.in_features):            # packed weights add to several rows no faster
             return None
-        return Unadded(lambda y: summed(module, x, y), (*x.shape[:-1], module.out_features), x)
+        version = None if x.is_inference() else x._version
+
+        def computed(y: torch.Tensor | None) -> Any:
+            if version is not None and x._version != version:
+                raise RuntimeError("the input of a decoder layer's product was changed in place before the product was "
+                                   "added; accelerate the model without the part \"residual\"")
+            return summed(module, x, y)
+
+        return Unadded(computed, (*x.shape[:-1], module.out_features), x)
 
 
 class FastLayer(Replaced):
@@ -495,7 +505,7 @@ class FastLayer(Replaced):
         own: Any = self._modules                                             # type: ignore[attr-defined]
         if torch.compiler.is_compiling() or any(is_observed(own[parent]) for parent, _ in SUMS):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
-        self._gemmkit_sums.held = True
+        self._gemmkit_sums.held = get_ident()
         try:
             found = super().forward(*args, **keywords)                        # type: ignore[misc]
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
-from gemmkit.torch import accelerate  # noqa: E402
+from gemmkit.torch import accelerate, modules  # noqa: E402
 from gemmkit.torch.layers import Unadded, summed  # noqa: E402
 from tests.pytorch.test_accelerate import MLP, fates, gradients, near  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
@@ -394,3 +395,19 @@ def test_an_unadded_product_is_a_tensor_elsewhere() -> None:
                           (torch.stack([made, made]), torch.stack([x, x])), (y.requires_grad_() + made, x + 1)):
         assert torch.equal(found, wanted)
     assert given == [None] and made.shape == (2, 3)
+
+
+def test_a_product_waits_for_its_own_thread_and_for_an_input_that_stays(in_the_emulator: None) -> None:
+    own, x, y = gk.torch.Linear(32, 16).to(BF16), torch.randn(3, 32).to(BF16), torch.randn(3, 16).to(BF16)
+    waiting, elsewhere = modules.Sums(), []
+    waiting.held = threading.get_ident()
+    with torch.no_grad():
+        near([waiting.taken(own, x, 0) + y], [own(x) + y], 0.02)
+        other = threading.Thread(target=lambda: elsewhere.append(waiting.taken(own, x, 0)))
+        other.start()
+        other.join()
+        assert elsewhere == [None]
+        made = waiting.taken(own, x, 0)
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="was changed in place before the product was added"):
+            made + y
