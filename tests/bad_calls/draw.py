@@ -68,7 +68,7 @@ def _broken_call(call: Call, rng: np.random.Generator) -> Case:
         given.insert(0, "None")
         names += [a.name for a in call.arguments]
     names += _related(call, names)
-    if any("Bias(" in values[int(n)] for n in chosen):
+    if call.function == "epilogues.Bias" or any("Bias(" in values[int(n)] for n in chosen):
         names += ["bias", "Bias"]
     if call.function == "gk.get_config":                                  # what is chosen by default does not go with it
         names += ["block_shape", "compute_warp"]
