@@ -45,6 +45,7 @@ class RowTeam(Component):
 
     warps: int
     dtype: np.dtype
+    lanes = LANES                      # of a warp that `exchange`
 
     @property
     def threads(self) -> int:
@@ -79,7 +80,7 @@ class RowTeam(Component):
 
     def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
         """The values of 2**times neighbouring lanes, combined."""
-        return fold_registers(times, butterfly, value, combine, LANES)
+        return fold_registers(times, butterfly, value, combine, self.lanes)
 
     def moments(self, row: Row) -> tuple:
         """A row's mean, and the mean of squares about it."""
@@ -121,9 +122,6 @@ class WarpTeam(RowTeam):
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         return self.exchange(value, self.butterflies, combine)
-
-    def exchange(self, value: Numeric, times: int, combine: Callable) -> Any:
-        return fold_registers(times, butterfly, value, combine, self.lanes)
 
 
 @dataclass(frozen=True)

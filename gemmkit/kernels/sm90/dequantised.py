@@ -283,7 +283,7 @@ def load_factors(spec: Any, group: int, stage: int) -> StageFactors:
     row, begin, count = first_row(spec, group), stage * spec.stage_bytes, 2 * spec.a.shared.groups
     scale = float_scale_of if spec.mainloop.is_float8 else scale_of
     return StageFactors(generate(spec.fragments_m, of_fragment, scale, count, spec, row, begin),
-                   generate(spec.fragments_m, of_fragment, zero_of, count, spec, row, begin))
+                        generate(spec.fragments_m, of_fragment, zero_of, count, spec, row, begin))
 
 
 def first_row(spec: Sm90Spec, group: int) -> int:

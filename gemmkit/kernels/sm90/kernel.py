@@ -245,7 +245,7 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
             if turn == team:
                 place = KTile(work.m, work.n, k, work.batch, rank, sizes)
                 state = spec.producer.fill(own, matrices, slot, place, kept, state)
-                if spec.mainloop.copies_scales and copies(spec):
+                if spec.mainloop.copies_scales and copies(spec, slot):
                     spec.mainloop.start_copies(spec, slot, place)
             turn = (turn + 1) % spec.producer.teams
             slot = spec.pipeline.advance(slot)
@@ -254,9 +254,10 @@ def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, ke
     spec.producer.finish(spec, state, shape)
 
 
-def copies(spec: Sm90Spec) -> bool:
-    """Whether this thread copies scales: TMA's warp has enough to do."""
-    return spec.producer.copiers == spec.producer.warps or thread_index() >= 32
+def copies(spec: Sm90Spec, slot: Slot) -> bool:
+    """Whether this thread's warp copies the scales of a stage: warps take turns, and TMA's has enough to do."""
+    is_free = spec.producer.copiers == spec.producer.warps or thread_index() >= 32
+    return is_free and udiv(thread_index(), 32) % spec.producer.copiers == slot.stage % spec.producer.copiers
 
 
 def rank_of(spec: Sm90Spec) -> int:

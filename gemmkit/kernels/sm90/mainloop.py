@@ -249,11 +249,10 @@ class ScaledMainloop(AlternatingMainloop):
         return self.line * FLOAT.itemsize
 
     def start_copies(self, spec: Sm90Spec, slot: Slot, at: KTile) -> None:
-        if udiv(thread_index(), 32) % spec.producer.copiers == slot.stage % spec.producer.copiers:
-            spec.pipeline.acquire(slot)
-            operator: Any = spec.operator
-            operator.copy_scales(shared(FLOAT, self.offset), slot.stage * self.line, self.rows, self.columns, at)
-            copies_arrive(spec.pipeline.full(), slot.stage)
+        spec.pipeline.acquire(slot)
+        operator: Any = spec.operator
+        operator.copy_scales(shared(FLOAT, self.offset), slot.stage * self.line, self.rows, self.columns, at)
+        copies_arrive(spec.pipeline.full(), slot.stage)
 
     def factors(self, spec: Sm90Spec, group: int, stage: int) -> tuple:
         begin = stage * self.line
