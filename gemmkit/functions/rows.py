@@ -335,15 +335,15 @@ class RowsLaunch:
         count, columns = x.shape
         device = target(x.device)
         wider = max(x.dtype.itemsize, out.dtype.itemsize)
-        team, source, vector = choose(RowsProblem(columns, wider, working), device).spec
+        team, source, vector = choose(RowsProblem(columns, wider, working, rows=count), device).spec
         self.spec = RowsSpec(team, source, vector, working, function, out.dtype, device.starts_early)
         self.shape = count, columns
         self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes
         self.x, self.out = frozen_rows(x, readonly=not self.in_place), frozen_rows(out, readonly=False)
         self.arguments = [freeze(self.spec), self.x, self.out, freeze_scalar(count), freeze_scalar(columns)]
-        self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), device, x.device,
-                                     team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block),
-                                     dependent=self.spec.starts_early)
+        self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows) * team.blocks, device,
+                                     x.device, team.shared_bytes, team.blocks, max(1, RESIDENT // team.block),
+                                     self.spec.starts_early)
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 

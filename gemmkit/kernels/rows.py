@@ -1,9 +1,10 @@
 """``rows``: a function of each row of a matrix, such as a softmax or a layer norm.
 
 0. The kernel before may still run, where a GPU lets the next one begin: what it writes is waited for.
-1. A team of threads takes a row: some lanes, a warp, or a block.
+1. A team of threads takes a row: some lanes, a warp, a block, or the blocks of a cluster.
 2. It loads the row, as much as it can hold.
 3. The function folds it as often as it wants, and stores its result.
+4. Blocks of a cluster end together, for each may still read what the others have left.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
 from gemmkit.operators.algebra import maximum, minimum
+from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, load_shared_of
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import SHUFFLE, barrier, block_x, lane_index, thread_index, udiv, warp_barrier
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
@@ -32,7 +34,7 @@ from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 #
 # Lanes of a warp exchange by butterflies (shfl.sync.bfly): after five of them every lane has the value of all 32, each
 # made in the same order. Warps of a block meet in shared memory, where every warp reads what all have left, and exchanges
-# it again.
+# it again. So do warps of a cluster, which read what others have left in the shared memory of their blocks.
 
 LANES, BUTTERFLIES = 32, 5
 LEFT = 2                               # values that a warp leaves for the others, at most
@@ -46,6 +48,7 @@ class RowTeam(Component):
     warps: int
     dtype: np.dtype
     lanes = LANES                      # of a warp that `exchange`
+    blocks = 1                         # of a row
 
     @property
     def threads(self) -> int:
@@ -90,6 +93,9 @@ class RowTeam(Component):
     def meet(self) -> None:
         """All threads of the row meet."""
         barrier()
+
+    def leave(self) -> None:
+        """The row is done."""
 
 
 @dataclass(frozen=True)
@@ -228,15 +234,60 @@ class BlockTeam(RowTeam):
         return whole, of_warp(rest + far * far * count, added) / row.columns
 
     def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
-        """Each warp leaves its value in shared memory. The block meets before, for what was left there last may still be
-        read, and after."""
-        found = of_warp(value, combine)
-        left = shared(self.dtype, 0)
-        barrier()
+        """Each warp leaves its value in its block's shared memory. The team meets before, for what was left there last may
+        still be read, and after."""
+        found, left = of_warp(value, combine), shared(self.dtype, 0)
+        self.meet()
         if lane_index() == 0:
             store_shared(left, udiv(thread_index(), LANES), 0, (found,))
-        barrier()
-        return of_warp(load_shared(left, lane_index(), 0, 1)[0] if lane_index() < self.warps else identity, combine)
+        self.meet()
+        return of_warp(self.left_by(left, combine, identity), combine)
+
+    def left_by(self, left: SharedPointer, combine: Callable, identity: Numeric) -> Any:
+        """What the warp has left that has this lane's number."""
+        return load_shared(left, lane_index(), 0, 1)[0] if lane_index() < self.warps else identity
+
+
+@dataclass(frozen=True)
+class ClusterTeam(BlockTeam):
+    """A cluster of ``blocks`` a row, each of ``warps`` warps (sm_90): of rows that the registers of a block do not hold."""
+
+    blocks: int
+    moments = RowTeam.moments
+
+    @property
+    def threads(self) -> int:
+        return self.blocks * self.block
+
+    @property
+    def block(self) -> int:
+        return self.warps * LANES
+
+    def row(self) -> int:
+        return udiv(block_x(), self.blocks)
+
+    def thread(self) -> int:
+        return cluster_rank() * self.block + thread_index()
+
+    def left_by(self, left: SharedPointer, combine: Callable, identity: Numeric) -> Any:
+        """Of each 32 warps of the cluster, combined."""
+        parts = generate(self.blocks * self.warps // LANES, left_in_block, self.warps, left)
+        return fold_registers(len(parts) - 1, with_next, parts[0], parts, combine)
+
+    def meet(self) -> None:
+        cluster_barrier()
+
+    def leave(self) -> None:
+        cluster_barrier()
+
+
+def left_in_block(n: int, warps: int, left: SharedPointer) -> Any:
+    warp = n * LANES + lane_index()
+    return load_shared_of(udiv(warp, warps), left, warp % warps, 0, 1)[0]
+
+
+def with_next(value: Numeric, n: int, parts: tuple, combine: Callable) -> Any:
+    return combine(value, parts[n + 1])
 
 
 def added(a: Numeric, b: Numeric) -> Any:
@@ -272,7 +323,6 @@ def butterfly_across(value: Numeric, n: int, combine: Callable, first: int) -> A
 # | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
 # | `put_scaled(row, scales, limit, block)` | stores the row over a scale of each block, and the scales |
 # | `row_of(row, array)` | the same row of another matrix |
-# | `in_turn(count, load, merge)` | rows and values that lie in parts, merged one after the other |
 # | `along(row, array)` | an array with an element for each column, to stand beside a row |
 # | `put_into(row, array, dtype, f, beside)`, `put_turned` | stores ``f(x, n, ...)`` into the row, the column of any array |
 # | `named(spec, array, at, columns)` | the row ``at`` of a matrix, to stand beside another; zeros if there is none |
@@ -404,44 +454,6 @@ LEAST = 2.0**-126                      # the least normal number of float32
 BLOCK = 128                            # elements that have a scale together
 
 
-# -- rows in parts --------------------------------------------------------------------------------------------------------
-
-AHEAD, MOST_AHEAD = 16, 4              # elements and pieces of a streamed row that a thread loads before it stores
-MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
-
-
-def in_turn(count: int, load: Callable, merge: Callable) -> tuple:
-    """``load(0)``, merged with each further part in their order: ``so_far = merge(so_far, load(n))``, for n below ``count``.
-
-    Loads of `MANY` parts begin before the first of them is waited for, and no branch is between what merges them. The rest
-    comes by `FEW`: the last part is loaded once more in place of what is not there, and not merged.
-    """
-    so_far, n = load(0), 1
-    while n + MANY <= count:
-        so_far = fold_registers(MANY, merge_next, so_far, generate(MANY, load_next, n, load), merge)
-        n += MANY
-    while n < count:
-        so_far = fold_registers(FEW, merge_within, so_far, generate(FEW, load_within, n, count, load), n, count, merge)
-        n += FEW
-    return so_far
-
-
-def load_next(k: int, n: int, load: Callable) -> tuple:
-    return load(n + k)
-
-
-def load_within(k: int, n: int, count: int, load: Callable) -> tuple:
-    return load(min(n + k, count - 1))
-
-
-def merge_next(so_far: tuple, k: int, found: tuple, merge: Callable) -> tuple:
-    return merge(so_far, found[k])
-
-
-def merge_within(so_far: tuple, k: int, found: tuple, n: int, count: int, merge: Callable) -> tuple:
-    return merge(so_far, found[k]) if n + k < count else so_far
-
-
 # -- where its elements are -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -542,13 +554,8 @@ class StreamedRow(RowSource):
         return own
 
     def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype, axis: int = 1) -> None:
-        """Several pieces are loaded before the first of them is stored, since the compiler takes no load past a store."""
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
-        while j + (row.spec.streamed_at_once - 1) * step < row.columns:
-            pieces = generate(row.spec.streamed_at_once, load_ahead, row, j, step)
-            registers.fold(row.spec.streamed_at_once, put_ahead, 0, pieces, row, j, step, f, beside, out, dtype, axis)
-            j += row.spec.streamed_at_once * step
         while j < row.columns:
             put_piece(self.piece(row, 0, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype, axis)
             j += step
@@ -617,11 +624,6 @@ class Rows(Component):
         share = LANES * self.vector
         rounds = udiv(columns, self.team.warps * share)
         return rounds * share + max(0, min(columns - rounds * self.team.warps * share - warp * share, share))
-
-    @property
-    def streamed_at_once(self) -> int:
-        """Pieces of a streamed row that are loaded before the first of them is stored."""
-        return max(1, min(AHEAD // self.vector, MOST_AHEAD))
 
     def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
@@ -730,16 +732,6 @@ def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out:
     return following
 
 
-def load_ahead(n: int, row: Row, j: int, step: int) -> tuple:
-    return row.spec.source.piece(row, 0, j + n * step)
-
-
-def put_ahead(_: int, n: int, pieces: tuple, row: Row, j: int, step: int, f: Callable, beside: tuple, out: View,
-              dtype: np.dtype, axis: int) -> int:
-    put_piece(pieces[n], j + n * step, row, f, apply(piece_of, beside, 0, j + n * step), out, dtype, axis)
-    return 0
-
-
 def put_scaled_own(_: int, p: int, row: Row, scales: View, limit: float, block: int) -> int:
     put_scaled_piece(row.held[p], column_of(p, row.spec), row, scales, limit, block)
     return 0
@@ -795,3 +787,4 @@ def rows(spec: Any, x: Any, y: Any, count: int, columns: int) -> None:
     if index < count:
         held = spec.source.load(spec, x, index, columns)                # 2.
         spec.function(Row(index, columns, held, x, y, spec))            # 3.
+        spec.team.leave()                                               # 4.

@@ -328,8 +328,8 @@ class ProgramPlan:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """Of blocks that share operands."""
-        found: Cluster = getattr(self.module, "cluster", ALONE)
+        """Of blocks that share operands, or a row."""
+        found: Cluster = Cluster(self.module.ROWS.team.blocks) if self.is_of_rows else getattr(self.module, "cluster", ALONE)
         return found
 
     @cached_property

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmkit.kernels.rows import FEW, LANES, RegisterRow, RowSource, RowTeam, ThreadTeam, TurnedTeam, WarpTeam
+from gemmkit.kernels.collectives.split_k import FEW
+from gemmkit.kernels.rows import LANES, ClusterTeam, RegisterRow, RowSource, RowTeam, ThreadTeam, TurnedTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, F64, NUMBER, RETURNS, WIDE, Callees, is_whole_load
 from gemmkit.programs.chains.elements import is_whole_number
@@ -419,13 +420,12 @@ def is_label(x: Value) -> bool:
 # --------------------------------------------------------------------------------------------------
 # A function of rows as text: a kernel in gemmkit's dialect, in the words of `gemmkit.kernels.rows`.
 
-WORDS = ("along", "in_turn", "largest", "mapped", "meet", "moments", "named", "put_into", "put_one", "put_turned", "row_of",
-         "smallest", "total")
+WORDS = ("RegisterRow", "Rows", "StreamedRow", "along", "largest", "mapped", "meet", "moments", "named", "put_into",
+         "put_one", "put_turned", "row_of", "smallest", "total",
+         *(f"{team}Team" for team in ("Block", "Cluster", "Thread", "Turned", "Warp")))
 IMPORTS = [
-    ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "RegisterRow"),
-    ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "StreamedRow"),
-    *(("gemmkit.kernels.rows", word) for word in WORDS),
-    *(("gemmkit.kernels.rows", team) for team in ("BlockTeam", "ThreadTeam", "TurnedTeam", "WarpTeam")),
+    ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"),
+    *(("gemmkit.kernels.rows", word) for word in WORDS), ("gemmkit.kernels.collectives.split_k", "in_turn"),
     ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
     *(("gemmkit.programs.called", word) for word in sorted({*RETURNS.values(), *WIDE.values()})),
     ("gemmkit.programs.collectives", "blocks"),
@@ -697,7 +697,8 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
             imports.setdefault(module, []).append(word)
     count, at = f"{count_of(stacks)}sizes.{rows}", f"udiv(index, sizes.{rows})"
     body = [*(f"{stack.name} = {part}" for stack, part in zip(stacks, parts_of_stacks(stacks, at))),
-            *([f"{rows} = index - {at if stacks[1:] else stacks[0].name} * sizes.{rows}"] if stacks else []), *printer.lines]
+            *([f"{rows} = index - {at if stacks[1:] else stacks[0].name} * sizes.{rows}"] if stacks else []), *printer.lines,
+            *["ROWS.team.leave()"] * (team.blocks > 1)]
     if printer.guard:                                  # the block meets: each of its threads has a row
         body = ["place = ROWS.team.row()", f"{index} = min(place, {count} - 1)", *body]
     else:
@@ -721,7 +722,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: dict[int,
 
 
 def shown_team(team: RowTeam, dtype: str) -> str:
-    more = [team.rows] if isinstance(team, (WarpTeam, TurnedTeam)) else []
+    more = [team.rows] if isinstance(team, (WarpTeam, TurnedTeam)) else [team.blocks] * isinstance(team, ClusterTeam)
     more += [team.lanes] if isinstance(team, WarpTeam) and team.lanes < LANES else []
     return f"{type(team).__name__}({', '.join([str(team.warps), dtype, *map(str, more)])})"
 
@@ -758,11 +759,11 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
                 x.op == "load" and x.data[0] is store.parameter for x in walked([y.value for y in program.stores[n + 1:]])):
             raise refused(ValueError, f"{store.parameter.name} and another result are stored in place, and each is made of "
                                       "both: a row does not fit in a block's registers; give one its own array", store.line)
+    warps = team.threads // LANES
     threads = ("a thread" if team.threads == 1 else f"{team.threads} threads of a block of {team.rows} rows" if turned else
-               f"{team.threads} lanes" if team.threads < LANES else
-               "a warp" if team.warps == 1 else f"a block of {team.warps} warps")
-    title = (f"{name}: {threads} a row; rows are "
-             f"{'held in registers' if is_held else 'loaded anew for each fold and store'}.")
+               f"{team.threads} lanes" if team.threads < LANES else "a warp" if warps == 1 else
+               f"a {'block' if team.blocks == 1 else 'cluster'} of {warps} warps")
+    title = f"{name}: {threads} a row; rows are {'held in registers' if is_held else 'loaded anew for each fold and store'}."
     return printed(title, program, steps, found, {key: info.dtype for key, info in infos.items()}, numbers,
                    device.starts_early)
 
@@ -795,5 +796,5 @@ def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:
                               f"{', '.join(sorted(names))}")
         if not is_held or place == SHARED:
             raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
-                "threads hold rows in registers" if is_held else "a row is longer than a block's registers and is loaded "
+                "threads hold rows in registers" if is_held else "a row is longer than its threads' registers and is loaded "
                 "again for each use; use shorter rows"))

@@ -11,7 +11,7 @@ becomes of one. `choose` takes the first of these that a kernel can carry out:
 |---|---|
 | products, groups (`gemmkit.tuning.choose`) | swap-AB, the winners, the tables by their models, the dtypes' operator |
 | wgmma's tiles for an operator (`gemmkit.tuning.sm90`) | its table's mappings by their cycles |
-| rows (`RowsProblem`) | as few lanes, or warps, a row as can hold it, then rows that are streamed |
+| rows (`RowsProblem`) | as few lanes, or warps, a row as can hold it, then a cluster, then rows that are streamed |
 | gradients of norms (`gemmkit.functions.gradients`) | rows that are copied ahead, then rows that are not |
 | int8 products of residues (`gemmkit.plans.ozaki`) | of large ones two tiles by what they cost, then the tables' |
 | programs (`gemmkit.programs.calls`) | the default: tiles by waves, or a chain's blocks by what fits |
@@ -106,6 +106,7 @@ def choose(problem: MappingProblem, device: DeviceInfo, mapping: Any = None) -> 
 
 WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32
+CLUSTER, CLUSTER_WARPS = 8, 16         # blocks of a cluster that has a row, and warps of each (sm_90)
 MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
 MOST_OF_LANES = 2                      # of a part of a warp: sums of 128 products take 34 us with two pieces, 42 with one
@@ -121,6 +122,10 @@ class RowsProblem(MappingProblem):
     a warp, else as few warps as can, else rows are streamed. A thread has fewer pieces of rows that are ``held_at_once``.
     Where elements of ``turned`` bytes lie along columns (0: nowhere), a block has as many rows as fill a sector of them.
 
+    A cluster has a row that no block holds, if so few ``rows`` (None: many) leave multiprocessors without one, or if the
+    row is longer than what the cluster holds: the L2 then keeps fewer rows at a time, each for longer. Between these, a
+    block that reads its row twice from the L2 is faster than one that waits for others (docs/design/rows.md).
+
     >>> import numpy as np
     >>> from gemmkit.runtime.device import H100
     >>> team, source, vector = choose(RowsProblem(768, 2, np.dtype(np.float32)), H100).spec
@@ -128,7 +133,9 @@ class RowsProblem(MappingProblem):
     (1, 3, 3, 8)
     """
 
-    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1, turned: int = 0):
+    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1, turned: int = 0,
+                 rows: int | None = None):
+        self.rows = rows
         self.side = min(SECTOR // turned, WARP // 2) if turned else 0
         self.dtype, self.vector = dtype, math.gcd(columns, WORDS // itemsize) or 1
         while self.vector > 1 and (self.vector + 2) * held_at_once > MOST_AT_ONCE:
@@ -143,13 +150,17 @@ class RowsProblem(MappingProblem):
             yield TURNED_WARPS * share, False
             return
         yield from ((lanes, True) for lanes in (1, 2, 4, 8, 16))
-        for is_held in (True, False):
-            for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
-                yield warps * WARP, is_held
+        warps = [2**n * WARP for n in range(MOST_WARPS.bit_length())]
+        yield from ((threads, True) for threads in warps)
+        most, of_block, of_cluster = max(1, self.most), MOST_WARPS * WARP, CLUSTER * CLUSTER_WARPS * WARP
+        are_few = self.rows is not None and self.rows * of_cluster <= device.sm_count * RESIDENT
+        if device.arch >= (9, 0) and self.pieces > most * (of_block if are_few else of_cluster):
+            yield from ((of_cluster, is_held) for is_held in (True, False))
+        yield from ((threads, False) for threads in warps)
 
     def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
         # Products need none of these.
-        from gemmkit.kernels.rows import BlockTeam, RegisterRow, RowTeam, StreamedRow, TurnedTeam, WarpTeam
+        from gemmkit.kernels.rows import BlockTeam, ClusterTeam, RegisterRow, RowTeam, StreamedRow, TurnedTeam, WarpTeam
 
         threads, is_held = mapping
         held, most = -(-self.pieces // threads), self.most if threads >= WARP or self.side else min(self.most, MOST_OF_LANES)
@@ -160,6 +171,7 @@ class RowsProblem(MappingProblem):
         lanes = min(threads, WARP)
         team: RowTeam = (TurnedTeam(threads * self.side // WARP, self.dtype, self.side) if self.side else
                          WarpTeam(1, self.dtype, ROWS_PER_BLOCK * WARP // lanes, lanes) if threads <= WARP else
+                         ClusterTeam(CLUSTER_WARPS, self.dtype, CLUSTER) if threads > MOST_WARPS * WARP else
                          BlockTeam(threads // WARP, self.dtype))
         source = RegisterRow(held, self.pieces // threads) if is_held else StreamedRow()
         return Choice((team, source, self.vector))

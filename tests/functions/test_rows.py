@@ -17,8 +17,20 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.machine import current
 from gemmkit.functions.rows import RowFunction
 from gemmkit.kernels import rows as team
-from gemmkit.kernels.rows import RegisterRow, StreamedRow, fold, largest, moments, put, put_one, smallest, total
-from gemmkit.runtime.device import H100
+from gemmkit.kernels.rows import (
+    BlockTeam,
+    ClusterTeam,
+    RegisterRow,
+    StreamedRow,
+    fold,
+    largest,
+    moments,
+    put,
+    put_one,
+    smallest,
+    total,
+)
+from gemmkit.runtime.device import A100, H100
 from gemmkit.tuning import problems
 from gemmkit.tuning.problems import choose
 from tests.support.machines import BF16, epsilon, on_machines, poison
@@ -83,14 +95,34 @@ def test_rows(machine: Any, name: str, dtype: np.dtype, shape: tuple[int, int], 
 def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, source: str, rng: np.random.Generator,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """33,000 elements of 16 bits; in the emulator a block that may hold less."""
-    columns = 300 if machine.emulated else 33_000
+    columns = 300 if machine.emulated else 32_768 if source == "held" else 33_000
+    monkeypatch.setattr(problems, "RESIDENT", 0)                          # no rows are few
     if machine.emulated:
         monkeypatch.setattr(problems, "MOST_WARPS", 2)
         monkeypatch.setattr(problems, "MOST_PIECES", 2 if source == "held" else 1)
-    elif source == "held":
-        columns = 32_768
-    _, kind, vector = choose(problems.RowsProblem(columns, 2, F32), H100).spec
-    assert isinstance(kind, RegisterRow if source == "held" else StreamedRow) and vector > 1
+    team, kind, vector = choose(problems.RowsProblem(columns, 2, F32, rows=2), H100).spec
+    assert isinstance(team, BlockTeam) and isinstance(kind, RegisterRow if source == "held" else StreamedRow) and vector > 1
+    rows_are_right(machine, name, columns, rng)
+
+
+@on_machines
+@pytest.mark.parametrize("source", ["held", "streamed"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_long_rows_of_clusters(machine: Any, name: str, source: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows that no block holds, or rows that no cluster holds. Not all threads have a last piece."""
+    columns = 33_000 if source == "held" else 140_000
+    if machine.emulated and source == "streamed":
+        columns = 40_008
+        monkeypatch.setattr(problems, "MOST_PIECES", 1)
+    team, kind, _ = choose(problems.RowsProblem(columns, 2, F32, rows=2), H100).spec
+    assert isinstance(team, ClusterTeam) and isinstance(kind, RegisterRow if source == "held" else StreamedRow)
+    many, kind, _ = choose(problems.RowsProblem(columns, 2, F32, rows=34), H100).spec
+    assert isinstance(many, ClusterTeam) == (source == "streamed") and isinstance(kind, StreamedRow)
+    assert not isinstance(choose(problems.RowsProblem(columns, 2, F32, rows=2), A100).spec[0], ClusterTeam)
+    rows_are_right(machine, name, columns, rng)
+
+
+def rows_are_right(machine: Any, name: str, columns: int, rng: np.random.Generator) -> None:
     x = rng.standard_normal((2, columns)).astype(F16)
     given = machine.array(x)
     with machine.session():
@@ -329,6 +361,36 @@ def test_moments(machine: Any, dtype: np.dtype, columns: int, rng: np.random.Gen
 
 
 # -- faults -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_missing_barrier_of_a_cluster_is_found(which: int, seeded: Seeded) -> None:
+    """Before warps leave their values, and after."""
+    original, seen = team.cluster_barrier, Counter[tuple]()
+
+    def barrier() -> None:
+        thread = current()
+        seen[thread.block.index, thread.index] += 1
+        if (seen[thread.block.index, thread.index] - 1) % 2 != which:
+            original()
+
+    seeded(team, "cluster_barrier", barrier)
+    with gk.emulate(), pytest.raises(EmulatorError):
+        gk.softmax(np.zeros((1, 33_000), F16))
+
+
+def test_blocks_of_a_cluster_end_together(seeded: Seeded) -> None:
+    original, seen = team.cluster_barrier, Counter[tuple]()
+
+    def barrier() -> None:
+        thread = current()
+        seen[thread.block.index, thread.index] += 1
+        if seen[thread.block.index, thread.index] <= 4:                   # two of each of the two folds
+            original()
+
+    seeded(team, "cluster_barrier", barrier)
+    with gk.emulate(), pytest.raises(EmulatorError, match="has ended|must meet"):
+        gk.softmax(np.zeros((1, 33_000), F16))
+
 
 @pytest.mark.parametrize("function", [gk.softmax, lambda x: gk.rowwise(x, Moments(poison((1,), F32), poison((1,), F32)))],
                          ids=["folds", "moments"])

@@ -459,10 +459,10 @@ def test_drawn_rows(seed: int) -> None:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("columns", [1, 31, 768, 1000, 4097, 16384, 32768, 33000])
+@pytest.mark.parametrize("columns", [1, 31, 768, 1000, 4097, 16384, 32768, 33000, 140000])
 @pytest.mark.parametrize("dtype", [row_programs.F16, row_programs.BF16, row_programs.F32], ids=str)
 def test_rows(dtype: Any, columns: int, rng: np.random.Generator) -> None:
-    """Held by a warp and by blocks, and loaded anew; beside gemmkit's own functions."""
+    """Held by a warp, by blocks and by clusters, and loaded anew; beside gemmkit's own functions."""
     gpu = MACHINES["gpu"]
     x, residual = ((2 * rng.standard_normal((300, columns)) + 0.5).astype(dtype) for _ in range(2))
     gamma, beta = rng.standard_normal((2, columns)).astype(dtype)

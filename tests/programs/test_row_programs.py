@@ -125,6 +125,17 @@ def test_rows_that_no_block_can_hold_are_loaded_anew(drawn: Any, source: Any, co
     check(listing.layernorm, drawn(2, columns), drawn(columns), drawn(columns), empty(2, columns), eps=0.1)
 
 
+def test_rows_of_clusters(drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that no cluster holds; what a row has one of is stored, too."""
+    monkeypatch.setattr(problems, "MOST_PIECES", 1)
+    columns = 33_000
+    arrays = [drawn(1, columns), drawn(1, columns), drawn(columns), empty(1, columns), empty(1, columns), empty(1)]
+    plan = listing.added_rmsnorm.plan(*arrays, eps=0.1)
+    assert plan.cluster.size == plan.module.ROWS.team.blocks > 1
+    check(listing.added_rmsnorm, *arrays, eps=0.1)
+    check(listing.softmax, drawn(2, columns), empty(2, columns))
+
+
 def test_views(drawn: Any) -> None:
     """Rows at any distance, elements at any, misaligned ones; nothing beside a result is written."""
     x, out = drawn(6, 90, dtype=F32), empty(6, 41)
@@ -391,8 +402,8 @@ def test_mappings_of_products(mapping: gk.Mapping, words: str) -> None:
 
 def test_places_of_rows() -> None:
     listing.softmax.plan(X, Y, mapping=gk.Mapping(places={"p": "registers"}))
-    long = np.zeros((1, 70_000), F16)
-    with pytest.raises(gk.ConfigError, match="a row is longer than a block's registers"):
+    long = np.zeros((1, 140_000), F16)
+    with pytest.raises(gk.ConfigError, match="a row is longer than its threads' registers"):
         listing.softmax.plan(long, long.copy(), mapping=gk.Mapping(places={"p": "registers"}))
 
 

@@ -14,7 +14,7 @@ import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kernels.rows import FEW, in_turn
+from gemmkit.kernels.collectives.split_k import FEW, in_turn
 from gemmkit.programs import calls
 from gemmkit.programs.plan import _Given
 from gemmkit.runtime.device import H100, assumed

@@ -30,6 +30,7 @@ share is a tile or more, at most two blocks meet in a tile, and the sums that a 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from gemmkit.lang.component_products import StackShape, with_number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import Numeric, View
-from gemmkit.lang.registers import Registers, apply, each, generate, join, split
+from gemmkit.lang.registers import Registers, apply, each, fold, generate, join, split
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.barriers import atomic_add, await_counter, set_counter
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
@@ -453,6 +454,43 @@ class StreamedScheduler(TileScheduler):
 
     def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
         return int(self.launched) * self.cluster.size
+
+
+# -- shares that the threads of a row merge ------------------------------------------------------------------------------
+
+MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
+
+
+def in_turn(count: int, load: Callable, merge: Callable) -> tuple:
+    """``load(0)``, merged with each further part in their order: ``so_far = merge(so_far, load(n))``, for n below ``count``.
+
+    Loads of `MANY` parts begin before the first of them is waited for, and no branch is between what merges them. The rest
+    comes by `FEW`: the last part is loaded once more in place of what is not there, and not merged.
+    """
+    so_far, n = load(0), 1
+    while n + MANY <= count:
+        so_far = fold(MANY, merge_next, so_far, generate(MANY, load_next, n, load), merge)
+        n += MANY
+    while n < count:
+        so_far = fold(FEW, merge_within, so_far, generate(FEW, load_within, n, count, load), n, count, merge)
+        n += FEW
+    return so_far
+
+
+def load_next(k: int, n: int, load: Callable) -> tuple:
+    return load(n + k)
+
+
+def load_within(k: int, n: int, count: int, load: Callable) -> tuple:
+    return load(min(n + k, count - 1))
+
+
+def merge_next(so_far: tuple, k: int, found: tuple, merge: Callable) -> tuple:
+    return merge(so_far, found[k])
+
+
+def merge_within(so_far: tuple, k: int, found: tuple, n: int, count: int, merge: Callable) -> tuple:
+    return merge(so_far, found[k]) if n + k < count else so_far
 
 
 # -- on the host --------------------------------------------------------------------------------------------------------

@@ -411,7 +411,7 @@ def begun(chain: Chain, signs: dict[str, float]) -> None:
 # `gemmkit.programs.chains.merging`, and computes what the program stores.
 #
 # How many shares there are is a size of both kernels, as the number of rows is: one text merges 2 and 132. The second one
-# loads 16 shares before it waits for the first (`gemmkit.kernels.rows.in_turn`).
+# loads 16 shares before it waits for the first (`gemmkit.kernels.collectives.split_k.in_turn`).
 #
 # A tile's shares are of one length, in blocks, so that the last ones may have no rounds: as behind a length they have one
 # that shows nothing.
