@@ -55,7 +55,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
-from gemmkit.tuning import candidates, simt, sm80, sm90
+from gemmkit.tuning import candidates, simt, sm80, sm90, tables
 from gemmkit.tuning.candidates import Candidate, Narrow, small_candidates
 from gemmkit.tuning.model import LINE, Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
@@ -398,7 +398,7 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
         if not _suit_tma(infos, layouts):
             return None
         if set(given) <= {"epilogue"}:
-            mapping = _of_few_rows(asked, device) or _of_few_columns(asked, device)
+            mapping = _of_few_rows(asked, device) or _of_few_columns(asked, device) or _of_some_rows(asked, device)
     if mapping is None and not _is_rewritten(asked):
         return None
     swapped = _flipped(asked)
@@ -554,6 +554,25 @@ def _of_few_columns(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
         return None
     return dict(kernel="warp_specialised", operator=WGMMAOp(width, dtype=a.dtype), splits=splits, schedule="cooperative",
                 block_shape=Tile(M=ROWS, N=width, K=LINE // a.dtype.itemsize), warps_per_block=4)
+
+
+def _of_some_rows(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
+    """The fields of the transposed product's mapping, whose tiles are as wide as A has rows (`model.fitted_tiles`); None
+    where it is not the faster."""
+    a, d = asked.layouts["a"], asked.layouts["d"]
+    if not tables.FEWEST <= asked.sizes[0] <= tables.WIDEST or (d is not None and d.vector_axis != 1):
+        return None
+    if not isinstance(a, Plain) or a.axis != 1 or any(map(sm90.is_unaligned, (asked.infos["a"], asked.infos["b"]))):
+        return None
+    swapped = _flipped(asked)
+    own, other = (sm90.mapping_for(one, device) for one in (asked, dataclasses.replace(
+        swapped, layouts={**swapped.layouts, "c": None, "d": None})))
+    if own is None or other is None or candidates.propose(asked, device) is not None:      # a winner stands above
+        return None
+    if other.fetching(swapped.sizes, device) > SWAP_WORTH * own.fetching(asked.sizes, device):
+        return None
+    operator = WGMMAOp(other.N, dtype=asked.operands[0].dtype)
+    return dict(other.fields, operator=operator, kernel="warp_specialised")
 
 
 # -- what is not given of a configuration -----------------------------------------------------------------------------

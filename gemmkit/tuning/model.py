@@ -22,6 +22,7 @@ different k-tiles and share nothing in the L2, so that some take 0.9 of the defa
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from gemmkit.layouts import ArrayLayout, Plain, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning import tables
 from gemmkit.tuning.operators import AccumulatorRule
 
 Infos = dict[str, ArrayInfo | None]   # of a, b, c and out
@@ -210,6 +212,19 @@ class CostedTile:
         fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
+    def fetching(self, sizes: tuple[int, int, int], device: DeviceInfo) -> float:
+        """The estimated cycles of a launch for 16-bit operands of which one has few rows, so that memory, the L2 and tensor
+        cores are busy alike: it tells tiles of any width apart (`tables.FETCHING`)."""
+        (M, N, K), (m, n) = sizes, self.cluster
+        start, wave, memory, second_level, taken, multiplied, met, summed = tables.FETCHING
+        clusters, lines = self.clusters(sizes, 1), math.ceil(2 * K / LINE)
+        waves = 1 if self.by_workspace else math.ceil(clusters / at_once(self.tiles * self.within, device.sm_count))
+        steps, tile = waves * lines / self.shares, self.M * self.N
+        times = (2 * (M * K + N * K + M * N) / memory, steps * LINE * (self.M + self.N) / taken, steps * tile * multiplied,
+                 clusters * self.tiles * lines * LINE * (self.M / n + self.N / m) / second_level)
+        exchange = met + summed * tile if self.shares > 1 else 0
+        return float(start + waves * wave + sum(time**3 for time in times) ** (1 / 3) + exchange)
+
     def ordered(self, sizes: tuple[int, int, int], products: int) -> CostedTile:
         """The mapping with the order that suits the grid: of so few tiles that all are computed at once, the one that is
         found the soonest."""
@@ -224,6 +239,34 @@ class CostedTile:
         return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
                     warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
                     cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
+
+
+def fitted_tiles(sizes: tuple[int, int, int], device: DeviceInfo) -> tuple[CostedTile, ...]:
+    """Tiles as wide as a product of some columns, or as half of it, for 16-bit operands, of which B lies along K.
+
+    The tables' tiles have 64, 96, 128 or 192 columns: some are padding, which TMA takes its time for, or A comes once for
+    each column of tiles. These fetch A once: blocks of a cluster share it, or two blocks share K where that fills the
+    multiprocessors. Products of some rows are computed so as D^T. Microseconds of f16, nt, on an H200 (2026-11-30), by the
+    tables' tiles, by these, and cuBLAS:
+
+    | rows | 4096 x 4096 | 14336 x 4096 | 4096 x 14336 |
+    |---|---|---|---|
+    | 72 | 22.2, 13.3, 12.3 | 42.5, 33.9, 32.7 | 70.0, 32.7, 35.9 |
+    | 144 | 20.7, 13.7, 15.6 | 52.2, 36.2, 34.3 | 72.3, 36.3, 40.4 |
+    | 224 | 20.2, 14.9, 19.5 | 45.9, 43.8, 43.1 | 60.5, 46.3, 51.6 |
+    """
+    M, N, K = sizes
+    if not tables.FEWEST <= N <= tables.WIDEST or M < tables.LEAST_ROWS or K < tables.LEAST_K:
+        return ()
+    found = []
+    for rows, parts in itertools.product((64, 128), (1, 2)):
+        width = -(-N // (parts * tables.PIECE)) * tables.PIECE
+        depth = 2 * LINE if rows == 64 and width <= tables.DEEPEST else LINE
+        tile = CostedTile(rows, width, "cooperative", rows // 16, (1, parts), 0, 0, 0, order=Hilbert(), depth=depth)
+        found.append(tile)
+        if rows == 64 and parts == 1 and 2 * -(-M // rows) <= device.sm_count:
+            found.append(dataclasses.replace(tile, splits=2))
+    return tuple(found)
 
 
 def fastest(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,

@@ -66,6 +66,7 @@ from gemmkit.tuning.model import (
     Supply,
     by_workspace,
     fastest,
+    fitted_tiles,
     smallest,
     streaming,
     with_rows_exchanged,
@@ -249,6 +250,12 @@ def is_untouched(name: str, fields: dict[str, Any]) -> bool:
 
 def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator for a product of 16-bit floats, and the fields of its mapping; None for others."""
+    mapping = mapping_for(asked, device)
+    return None if mapping is None else (_operator(mapping.N, asked.operands[0].dtype), mapping.fields)
+
+
+def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
+    """The mapping of a product of 16-bit floats; None for others."""
     (a, b), infos, fields, sizes, products = asked.operands, asked.infos, asked.fields, asked.sizes, asked.products
     if fields.get("operator") is not None or not applies(a.dtype, b.dtype, fields, device):
         return None
@@ -288,7 +295,12 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
         mapping = mapping.ordered(sizes, products)
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
-    return _operator(mapping.N, a.dtype), mapping.fields
+    is_plain = always and not reads_late and products == 1 and set(fields) <= {"epilogue"} and not (
+        getattr(epilogue, "is_last", False) or getattr(d, "is_half", False))
+    if table is BY_TMA and supply is None and is_plain and isinstance(b, Plain) and b.axis == 0:
+        fitted = can_share(fitted_tiles(sizes, device), a, b)
+        return min((mapping, *fitted), key=lambda one: one.fetching(sizes, device)) if fitted else mapping
+    return mapping
 
 
 def _sliding(table: MappingTable, a: ArrayLayout, b: ArrayLayout) -> MappingTable:

@@ -61,6 +61,16 @@ FOLDING = {(128, 256): 7000, (256, 128): 7000, (128, 192): 2000}
 # with 64; H200, 2026-11-30).
 BRAIDED = ((64, 112, "pingpong", 8, (1, 1), 272, 1200, 2000),)
 
+# Columns, rows and K of products with tiles as wide as they are (`fitted_tiles`); columns of D's narrowest lines, of which
+# such tiles have a multiple; up to how many a stage of a tile of 64 rows has two lines.
+FEWEST, WIDEST, LEAST_ROWS, LEAST_K = 65, 256, 2048, 1024
+PIECE, DEEPEST = 16, 112
+# What such products cost (`CostedTile.fetching`): cycles of a launch and of a wave; bytes a cycle of memory, of the L2, and
+# that a multiprocessor takes; cycles of an element of a tile, a k-tile; of an exchange of sums, and of an element of them.
+# Fitted to 250 times of 72 to 256 rows by 2048 to 28672 columns (H200, 2026-11-30): off by 10 %, and the mappings that it
+# chooses take 1.01 of the time of the best tried.
+FETCHING = 2130, 2240, 2510, 11640, 94, 1.81 / 64, 109, 0.5
+
 # Beside them where rows begin at lines of the L2: tiles between those above, for what fills a wave of neither. Three
 # consumers share 192 rows. (f16 squares on an H200, 2026-11-24: 1536 takes 13.3 us by 128 tiles of 192x96 and 15.3 by 96 of
 # 128x192, 1152 7.14 by 64x192 and 8.46, 1792 20.7 by 128x224 and 21.1, 768 4.12 by 64x96 and 4.20.) Most have panels of B or

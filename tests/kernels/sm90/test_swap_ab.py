@@ -18,7 +18,7 @@ from gemmkit.ptx.mma import rounded_to_tf32, truncated_to_tf32
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
-from gemmkit.tuning import choose
+from gemmkit.tuning import choose, sm90, tables
 from tests.support.banks import conflicts
 from tests.support.banks import recorded as accesses
 from tests.support.machines import BF16, on_machines, poison
@@ -362,7 +362,7 @@ def test_which_problem_is_computed() -> None:
 
 
 @pytest.mark.parametrize("M, N, K, why", [
-    (65, 4096, 4096, "rows"), (33, 8192, 4096, "tiles enough"), (8, 1016, 4096, "few columns"), (8, 4096, 1016, "a short K"),
+    (257, 4096, 4096, "rows"), (33, 8192, 4096, "tiles enough"), (8, 1016, 4096, "few columns"), (8, 4096, 1016, "a short K"),
     (0, 4096, 4096, "nothing")])
 def test_sizes_that_are_computed_as_they_are(M: int, N: int, K: int, why: str) -> None:
     a, b = np.empty((M, K), F16), np.empty((K, N), F16)
@@ -410,6 +410,63 @@ def test_a_few_columns_on_a_gpu(M: int, N: int, K: int, order: str) -> None:
     bias, out = torch.randint(-9, 10, (N,), device="cuda").half(), torch.full((M, N), float("nan"), device="cuda").half()
     gk.matmul(a, b, out=out, epilogue=Bias(bias) | ReLU())
     assert torch.equal(out.double(), (a.double() @ b.double() + bias.double()).clip(0).half().double())
+
+
+# Products of some rows, or of some columns: tiles are as wide as these, or as half of them.
+
+@pytest.mark.parametrize("sizes, order, is_swapped, tile, cluster, splits", [
+    ((144, 4096, 4096), "nt", True, (64, 80), (1, 2), 1), ((144, 14336, 4096), "nn", True, (128, 144), (1, 1), 1),
+    ((176, 4096, 14336), "nt", True, (64, 176), (1, 1), 2), ((4096, 144, 4096), "nt", False, (64, 80), (1, 2), 1),
+    ((144, 4096, 4096), "tn", False, None, None, None), ((4096, 144, 4096), "nn", False, None, None, None),
+    ((128, 28672, 4096), "nt", False, (128, 224), (1, 1), 1), ((144, 4096, 4100), "nt", False, None, None, None)])
+def test_some_rows_or_columns_have_tiles_of_their_width(sizes: tuple[int, int, int], order: str, is_swapped: bool, tile: Any,
+                                                        cluster: Any, splits: int | None) -> None:
+    M, N, K = sizes
+    a, b = (np.empty(shape[::-1], F16).T if o == "t" else np.empty(shape, F16) for shape, o in zip(((M, K), (K, N)), order))
+    [made] = recorded(lambda: gk.matmul(a, b), H100)
+    conf = made.problem.config
+    assert made.problem.swap_ab == is_swapped
+    block, blocks = conf.block_shape.size, conf.cluster.size
+    assert tile is None or ((block.M, block.N), (blocks.M, blocks.N), conf.splits) == (tile, cluster, splits)
+
+
+@pytest.mark.kin(5)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("M, N, K, order", [(72, 200, 136, "nt"), (99, 256, 264, "nn"), (150, 130, 128, "nt"), (200, 72, 136, "nt"),
+                                            (256, 150, 200, "nt")])
+def test_some_rows_or_columns_against_numpy(M: int, N: int, K: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As computed on a device, also where the tables' tiles would be the faster."""
+    monkeypatch.setattr(tables, "LEAST_ROWS", 128)
+    monkeypatch.setattr(tables, "LEAST_K", 128)
+    monkeypatch.setattr(choose, "SWAP_WORTH", 9 if M < N else 0)
+    monkeypatch.setattr(sm90, "is_unaligned", lambda info: False)
+    (a, b), bias = operands(M, N, K, order), np.arange(N) % 5 - 2.0
+    if N % 8 and order[1] == "n":
+        b = np.pad(b, ((0, 0), (0, 8 - N % 8)))[:, :N]
+    expected, out = np.maximum(a.astype(F64) @ b.astype(F64) + bias, 0), nans(M, N + 5)[:, 2:-3]
+    with gk.emulate(mapping="device"):
+        made = gk.plan(a, b, out=out, epilogue=epilogues.Bias(bias) | ReLU())
+        made(a, b, out=out)
+    assert made._compiled.problem.swap_ab == (M < N) and np.array_equal(out.astype(F64), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("M, N, K, order", [
+    (65, 4096, 1024, "nt"), (72, 2048, 2048, "nn"), (100, 4104, 1088, "nt"), (144, 14336, 1024, "nn"), (177, 4096, 14336, "nt"),
+    (255, 2056, 1024, "nt"), (4096, 144, 1024, "nt"), (2050, 72, 2048, "nt"), (5000, 200, 1088, "nt"), (2048, 255, 8192, "nt")])
+def test_some_rows_or_columns_on_a_gpu(M: int, N: int, K: int, order: str, dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    kind = torch.float16 if dtype == F16 else torch.bfloat16
+    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").to(kind)
+            for shape, o in zip(((M, K), (K, N)), order))
+    a, b = (x.T if o == "t" else x for x, o in zip((a, b), order))
+    c, bias = torch.randint(-9, 10, (M, N), device="cuda").to(kind), torch.randint(-9, 10, (N,), device="cuda").to(kind)
+    exact, out = a.double() @ b.double(), torch.full((M, N), float("nan"), dtype=kind, device="cuda")
+    for got, expected in ((gk.matmul(a, b, out=out), exact), (gk.matmul(a, b, c), exact + c.double()),
+                          (gk.matmul(a, b, epilogue=Bias(bias) | ReLU()), (exact + bias.double()).clip(0))):
+        assert torch.equal(got.double(), expected.to(kind).double())
 
 
 class Tiles(epilogues.Epilogue):
