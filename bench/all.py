@@ -28,7 +28,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "hopper": tuple(group for group in cases.PUBLISHED if group not in ("square", "fused")),
     "multistage": ("float32", "float64", "complex", "long", "stacks", "grouped", "experts", "sparse", "minplus",
                    "forced"),
-    "decode": ("skinny", "decode"),
+    "decode": ("skinny", "some", "decode"),
     "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus", "symmetric")),
     "symmetric": ("symmetric",),
     "mixed": run.TOGETHER["paper"],

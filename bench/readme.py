@@ -101,6 +101,7 @@ LIBRARIES = (
     Line("complex64, 1024 to 4096", "multistage", "complex", is_dtype("f32")),
     Line("complex128, 1024 to 4096", "multistage", "complex", is_dtype("f64")),
     Line("f16, 1 to 32 rows, as weights lie", "decode", "skinny"),
+    Line("f16, 40 to 256 rows or columns, as weights lie", "decode", "some"),
     Line("f16, 1 to 32 rows, plain, beside the next line", "decode", "decode", is_work("matmul")),
     Line("f16, 1 to 32 rows, with an epilogue", "decode", "decode", lambda row: row["work"] != "matmul"),
     Line("f16, few tiles and a long K", "multistage", "long", is_dtype("f16")),

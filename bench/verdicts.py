@@ -49,6 +49,7 @@ GROUPS = {
     "complex": "complex64 and complex128, without tf32",
     "long": "Few tiles, long K",
     "skinny": "1 to 32 rows, f16",
+    "some": "40 to 256 rows or columns, f16",
     "decode": "1 to 32 rows with an epilogue, f16",
     "random": "Random sizes, orders and types",
     "streamk": "Stream-K beside the default mapping",
@@ -70,7 +71,7 @@ GROUPS = {
 # What is asked of a group's geometric mean: at least, aim.
 MEANS = {
     "square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5), "float32": (0.98, 1.05), "float64": (0.98, 1.02),
-    "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15), "rows": (1.0, 1.2),
+    "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15), "some": (0.95, 1.1), "rows": (1.0, 1.2),
     "attention": (1.08, 1.2), "attention_short": (0.95, 1.1), "attention_rules": (1.2, 1.6),
     "small": (1.1, 1.3), "mixed": (1.0, 1.05),
 }  # fmt: skip

@@ -21,6 +21,7 @@
 | stacks | stacks of small products in one launch against torch.bmm (not among the default ones) | 0.77, 0.93 |
 | float32, float64, complex | squares off the 16-bit road, against cuBLAS (not among the default ones) | mean 0.98, 1.05 |
 | long, skinny | few tiles with a long K; 1 to 32 rows (not among the default ones) | mean 0.95, 1.2; 1.0, 1.15 |
+| some | 40 to 256 rows, or columns (not among the default ones) | mean 0.95, 1.1 |
 | decode | 1 to 32 rows with an epilogue, against cuBLAS and element-wise kernels (not among the default ones) | 1.0, 1.3 |
 | experts, sparse | against torch._grouped_mm; against cuBLAS on the whole matrix (when asked for) | |
 | forced | f16 by mma.sync against the card's rate of it on registers (not among the default ones) | 0.72, 0.85 |

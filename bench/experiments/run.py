@@ -65,6 +65,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "complex": types.complex_squares,
     "long": types.long_k,
     "skinny": types.skinny,
+    "some": types.some,
     "random": random_shapes.random_shapes,
     "streamk": stream_k.stream_k,
     "forced": forced.forced,
@@ -87,7 +88,7 @@ ASKED = (
     "rivals",
     "mixed", "wmma", "mixed_diagonal", "mixed_fusion", "mixed_algebras", "mixed_contraction",
     "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "ozaki", "complex", "long", "skinny",
-    "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
+    "some", "random", "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
     "programs", "decompositions", "listings", "staged", "fused_specs", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))

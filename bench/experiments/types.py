@@ -30,6 +30,8 @@ OZAKI_FLOAT32 = (1024, 2048, 4096, 8192)
 #: log2 of the bounds of docs/how_to/float64_by_int8.md, by √K of real numbers and by √(2 K) of complex ones.
 OZAKI_ERRORS = {("f32", False): -26.3, ("f64", False): -53.5, ("f32", True): -25.6, ("f64", True): -54.0}
 OZAKI_SAMPLE = 24                      # rows and columns whose errors are looked at
+SOME = tuple((m, n, k) for m in (40, 56, 64, 72, 96, 128, 144, 176, 192, 224, 256)
+             for n, k in ((4096, 4096), (4096, 14336), (6144, 4096), (14336, 4096)))
 SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (4096, 14336), (14336, 4096)))
 
 
@@ -147,3 +149,11 @@ def skinny() -> Iterator[Product]:
     """A few rows, as in decoding; B as weights lie, row by row of its transpose."""
     for m, n, k in SKINNY:
         yield Product("skinny", "skinny", "f16", m, n, k, order="nt")
+
+
+def some() -> Iterator[Product]:
+    """Rows that fill no tile, as in decoding of many sequences; some of them, as D^T, are columns."""
+    for m, n, k in SOME:
+        yield Product("some", "some rows", "f16", m, n, k, order="nt")
+    for m in (144, 200):
+        yield Product("some", "some columns", "f16", 4096, m, 4096, order="nt")
