@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmkit.kernels.collectives.split_k import FEW
+from gemmkit.kernels.collectives.split_k import LAST_PARTS
 from gemmkit.kernels.rows import LANES, ClusterTeam, RegisterRow, RowSource, RowTeam, ThreadTeam, TurnedTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, F64, NUMBER, RETURNS, WIDE, Callees, is_whole_load
@@ -108,7 +108,7 @@ def steps_of(program: RowProgram) -> RowSteps:
         return made
     parts = _steps(program, [rewriter.of(c.out) for c in program.cells], [])
     count = sum(x.op == "load" for x in parts.rows)
-    return replace(made, parts=parts, at_once=max(made.at_once, FEW * count))
+    return replace(made, parts=parts, at_once=max(made.at_once, LAST_PARTS * count))
 
 
 def _steps(program: RowProgram, roots: list[Value], stores: list[StoreStatement]) -> RowSteps:

@@ -14,7 +14,7 @@ import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kernels.collectives.split_k import FEW, in_turn
+from gemmkit.kernels.collectives.split_k import LAST_PARTS, in_turn
 from gemmkit.programs import calls
 from gemmkit.programs.plan import _Given
 from gemmkit.runtime.device import H100, assumed
@@ -206,7 +206,7 @@ def test_parts_are_merged_in_their_order() -> None:
     for count in range(1, 80):
         loaded: list[int] = []
         merged = in_turn(count, lambda n: loaded.append(n) or (n,), lambda one, other: (*one, *other))
-        assert merged == tuple(range(count)) and set(loaded) == set(range(count)) and len(loaded) < count + FEW
+        assert merged == tuple(range(count)) and set(loaded) == set(range(count)) and len(loaded) < count + LAST_PARTS
 
 
 def unrolled(parts: dict[str, np.ndarray]) -> np.ndarray:

@@ -458,22 +458,22 @@ class StreamedScheduler(TileScheduler):
 
 # -- shares that the threads of a row merge ------------------------------------------------------------------------------
 
-MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
+PARTS, LAST_PARTS = 15, 8             # whose loads are on their way at once, beside the first: of 16 all are
 
 
 def in_turn(count: int, load: Callable, merge: Callable) -> tuple:
     """``load(0)``, merged with each further part in their order: ``so_far = merge(so_far, load(n))``, for n below ``count``.
 
-    Loads of `MANY` parts begin before the first of them is waited for, and no branch is between what merges them. The rest
-    comes by `FEW`: the last part is loaded once more in place of what is not there, and not merged.
+    Loads of `PARTS` parts begin before the first of them is waited for, and no branch is between what merges them. The rest
+    comes by `LAST_PARTS`: the last part is loaded once more in place of what is not there, and not merged.
     """
     so_far, n = load(0), 1
-    while n + MANY <= count:
-        so_far = fold(MANY, merge_next, so_far, generate(MANY, load_next, n, load), merge)
-        n += MANY
+    while n + PARTS <= count:
+        so_far = fold(PARTS, merge_next, so_far, generate(PARTS, load_next, n, load), merge)
+        n += PARTS
     while n < count:
-        so_far = fold(FEW, merge_within, so_far, generate(FEW, load_within, n, count, load), n, count, merge)
-        n += FEW
+        so_far = fold(LAST_PARTS, merge_within, so_far, generate(LAST_PARTS, load_within, n, count, load), n, count, merge)
+        n += LAST_PARTS
     return so_far
 
 
