@@ -445,8 +445,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         if info.readonly:
             raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
         if overlaps_itself(info):
-            raise refused(ValueError, f"{store.parameter.name} is a result with strides {info.strides}: several of its elements "
-                                      "share memory", store.line)
+            raise refused(ValueError, f"{store.parameter.name} is a result with strides {info.strides}: several of its "
+                                      "elements share memory", store.line)
         if info.dtype not in results and not (info.dtype == np.int32 and store.parameter.name in integers):
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
                                      "float32; of a function of rows also float64; or int32, if it is a cell of products of "
