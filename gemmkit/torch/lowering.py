@@ -348,7 +348,11 @@ class Text:
             self.names[node] = product
             if PRODUCTS[node.target][0]:
                 alpha, beta = (_literal(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
-                own, c = product if alpha == "1" else f"{product} * {alpha}", self._argument(node.args[0])
+                own = product if alpha == "1" else f"{product} * {alpha}"
+                if not node.kwargs.get("beta", 1):                     # its C is not read: it may hold NaN
+                    self._step(node, own, [node])
+                    return
+                c = self._argument(node.args[0])
                 self._step(node, f"{own} + {c if beta == '1' else f'{beta} * {c}'}", [node, node.args[0]])
         elif node.target in CASTS or node.target in VIEWS:
             self.names[node] = self.names[node.args[0]]
