@@ -256,7 +256,7 @@ def symm(side: str | int, uplo: str | int, alpha: Any, a: Any, b: Any, beta: Any
         b: (M, N).
         beta: a number, as alpha.
         c: (M, N).
-        hermitian: whether A is Hermitian: BLAS's hemm.
+        hermitian: whether A is Hermitian: BLAS's hemm, which takes imaginary parts of the diagonal for zeros.
         operator: as of `gemmEx`.
         conf: as of `gemmEx`.
         stream: as of `gemmEx`.

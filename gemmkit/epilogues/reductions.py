@@ -208,7 +208,7 @@ class Placed(NamedReduction):
         return np.dtype([("value", value), ("place", f"i{value.itemsize}")])
 
     def made(self, state: np.dtype) -> np.dtype | None:
-        return state["place"]
+        return np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,8 @@ def first_largest(a: Any, b: Any) -> Any:
 
 
 def place(state: Any) -> Any:
-    return state.place
+    """As all coordinates it fits 32 bits; a state holds it in 64 beside a value of 64."""
+    return np.int32(state.place)
 
 
 def placed_column(x: Numeric, m: int, n: int) -> Any:

@@ -158,7 +158,7 @@ class TriangularMatrix(Matrix):
 
 class SymmetricMatrix(Matrix):
     """The symmetric matrix of which an array's lower or upper half is read, the rest never; with ``hermitian`` the
-    Hermitian one, of which the other half has the conjugates.
+    Hermitian one, of which the other half has the conjugates, and the diagonal no imaginary parts.
 
     As ``out`` of `gemmkit.matmul` and `gemmkit.plan` it halves the work: the caller states that the result is symmetric, and
     the kernel computes the tiles that ``half`` has a part of. It stores the elements of that half and touches nothing

@@ -189,7 +189,8 @@ class Symmetric(_Half, ResultLayout):
     neither stored nor asked for of an epilogue. The rest of the array keeps what it holds. With the half "both" the lower
     half is computed, and each element is stored twice, at (i, j) and at (j, i). A layout of "both" is for D alone.
 
-    With ``hermitian`` an element is stored at (j, i) as its conjugate, and the diagonal without an imaginary part.
+    With ``hermitian`` an element is stored at (j, i) as its conjugate, and the diagonal without an imaginary part. An
+    operand's diagonal is read without one, as BLAS's hemm reads it.
 
     >>> from gemmkit.layouts import ColMajor
     >>> Symmetric(ColMajor("float32"))
@@ -227,12 +228,13 @@ class Symmetric(_Half, ResultLayout):
         low, high = min(i, j), max(i, j)
         found = self.layout.element(data, high, low, shape) if self.is_lower else self.layout.element(data, low, high, shape)
         if self.is_conjugated:
+            found = self.on_diagonal(found) if i == j else found
             return found if self.is_stored(i, j) else conjugate(found)
         return found
 
     def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if tile.size[self.layout.axis] == tile.count:      # along the contiguous axis: at once where all of it is stored
-            if self.holds(tile.index[0], tile.index[1], tile.size[0], tile.size[1], 0):
+            if self.holds(tile.index[0], tile.index[1], tile.size[0], tile.size[1], 1 if self.is_conjugated else 0):
                 return convert_all(self.dtype, self.layout.load(data, tile, shape))
         return load_elements(self, data, tile, shape)
 

@@ -36,7 +36,7 @@ from gemmkit.programs.places import LEAST_STAGES, Allocation, Out, Places, Ring,
 from gemmkit.programs.text import BEFORE, OWN_STARTS, ElementFunction, function_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, ProgramAxis, refused
-from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
+from gemmkit.runtime.array_info import ArrayInfo, overlaps_itself, shares_memory, unit_axis
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import PLACES, Space, addresses
@@ -425,7 +425,7 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
                   kernel: KernelLimits | None = None, integers: Container[str] = (),
                   results: Container[np.dtype] = RESULTS) -> None:
     """``integers``: results that may be int32; ``results``: what others may be. Raises ValueError where a kernel cannot
-    bring an operand, a sum goes over nothing, or results share memory."""
+    bring an operand, a sum goes over nothing, or results share memory with others or within themselves."""
     for index in rounds:
         if sizes[index.extent] == 0:
             raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
@@ -444,6 +444,9 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         info = infos[store.parameter.name]
         if info.readonly:
             raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
+        if overlaps_itself(info):
+            raise refused(ValueError, f"{store.parameter.name} is a result with strides {info.strides}: several of its "
+                                      "elements share memory", store.line)
         if info.dtype not in results and not (info.dtype == np.int32 and store.parameter.name in integers):
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
                                      "float32; of a function of rows also float64; or int32, if it is a cell of products of "

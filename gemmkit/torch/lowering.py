@@ -348,8 +348,9 @@ class Text:
             self.names[node] = product
             if PRODUCTS[node.target][0]:
                 alpha, beta = (_literal(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
-                own, c = product if alpha == "1" else f"{product} * {alpha}", self._argument(node.args[0])
-                self._step(node, f"{own} + {c if beta == '1' else f'{beta} * {c}'}", [node, node.args[0]])
+                c = node.args[0] if node.kwargs.get("beta", 1) else None        # with 0 it is not read, and may hold NaN
+                more = "" if c is None else f" + {'' if beta == '1' else f'{beta} * '}{self._argument(c)}"
+                self._step(node, (product if alpha == "1" else f"{product} * {alpha}") + more, [node, c])
         elif node.target in CASTS or node.target in VIEWS:
             self.names[node] = self.names[node.args[0]]
         elif self.is_narrow and (short := _shorter(node))[0] in self.names:
@@ -419,9 +420,8 @@ class Text:
         """Whether steps are one value plus an operand: a stage that gemmkit has."""
         if len(steps) != 1 or len(steps[0].operands) != 1 or self.lies[steps[0].operands[0]] == "number":
             return False
-        step = steps[0]
-        (before,), read = step.reads or ("",), self._read(step.operands[0])
-        return step.text in (f"{before} + {read}", f"{read} + {before}")
+        (before,), read = steps[0].reads or ("",), self._read(steps[0].operands[0])
+        return steps[0].text in (f"{before} + {read}", f"{read} + {before}")
 
     def _read(self, name: str) -> str:
         return f"{self.wide}({name}{_INDEX.get(self.lies[name], '[m, n]')})"

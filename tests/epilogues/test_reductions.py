@@ -327,6 +327,9 @@ def test_dtypes(machine: Any) -> None:
         wide = machine.array(poison((23,), "f8"))
         gk.matmul(machine.array(x), machine.array(y), epilogue=ColumnReduce(wide, "logsumexp"))
         np.testing.assert_allclose(machine.numpy(wide), np.logaddexp.reduce(x @ y, 0), rtol=1e-12)
+        first = machine.array(poison((19,), "i4"))
+        gk.matmul(machine.array(x), machine.array(y), epilogue=RowReduce(first, "argmax"))     # states have places of 64 bits
+        np.testing.assert_array_equal(machine.numpy(first), (x @ y).argmax(1))
         half, small = machine.array(poison((19,), "f2")), (np.full((19, 40), 0.25, "f2"), np.full((40, 64), 0.5, "f2"))
         gk.matmul(machine.array(small[0]), machine.array(small[1]), epilogue=RowReduce(half, "sum"))
         np.testing.assert_array_equal(machine.numpy(half), np.full(19, 320, "f2"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import gemmkit as gk
 from gemmkit import programs as gp
@@ -176,6 +177,7 @@ def test_arguments_of_another_kind(given: tuple, words: str) -> None:
     (np.zeros((64, 70), np.float16)[:, :64], SQUARE.copy(), r"a is an operand .*TMA cannot load it.*kernel='multistage'\) takes it"),
     (np.zeros((64, 65), np.float16)[:, :64], SQUARE.copy(), "a is an operand .*TMA cannot load it.*[^t]\n"),
     (SQUARE, SQUARE.astype(np.int8), "d has dtype int8"), (SQUARE, np.broadcast_to(SQUARE[:1], SQUARE.shape), "read-only"),
+    (SQUARE, as_strided(SQUARE.copy(), SQUARE.shape, (2, 2)), "several of its elements share memory"),
     (SQUARE.astype(np.float32), SQUARE.copy(), "a has dtype float32")])
 def test_arrays_that_have_no_kernel(a: Any, d: Any, words: str) -> None:
     check_refused(ROUNDS.format(CELL, "acc += a[m, k] @ b[k, n]"), words, lambda f: f.plan(a, SQUARE, d))

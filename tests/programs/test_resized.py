@@ -217,7 +217,7 @@ def test_a_copied_launch_is_of_the_kernel_that_is_bound(seen: list[Launched], bo
 
 
 def test_a_size_that_cannot_be_is_refused_when_others_are_known(seen: list[Launched], derived: list[str]) -> None:
-    """Arrays that share memory, sums over nothing, lengths that differ, more rows than a grid has."""
+    """Arrays that share memory, with others or within themselves, sums over nothing, lengths that differ, more rows than a grid has."""
     make = stand_ins.LIBRARIES["cupy"][1]
 
     def product(m: int, n: int, k: int, **given: Any) -> None:
@@ -228,6 +228,7 @@ def test_a_size_that_cannot_be_is_refused_when_others_are_known(seen: list[Launc
     whole, launched = make(1024, 64), len(seen)
     for words, sizes, given in (
         ("a and d share memory", (1024, 64, 64), dict(a=whole, d=CupyArray((1024, 64), np.float16, whole.data.ptr + 128000))),
+        ("several of its elements share", (1024, 64, 64), dict(d=CupyArray((1024, 64), np.float16, whole.data.ptr, (16, 2)))),
         ("sums over at least one element", (1024, 64, 0), {}),
         ("used here for axis 0 of b", (1024, 64, 64), dict(b=make(72, 64))),
     ):

@@ -416,6 +416,8 @@ def test_arrays_that_cannot_be() -> None:
         listing.softmax.plan(X, X)
     with pytest.raises(ValueError, match="y is a result, but it is read-only"):
         listing.softmax.plan(X, np.broadcast_to(Y[:1], Y.shape))
+    with pytest.raises(ValueError, match="y is a result with strides .0, 1.: several of its elements share memory"):
+        listing.softmax.plan(X, np.lib.stride_tricks.as_strided(Y.copy(), Y.shape, (0, Y.itemsize)))
     with pytest.raises(TypeError, match="with gemmkit.emulate"):
         listing.softmax(X, Y)
 

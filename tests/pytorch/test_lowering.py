@@ -363,6 +363,7 @@ def test_special_numbers(special: float, in_the_emulator: None) -> None:
     compared(lambda x, w, b: torch.maximum(F.linear(x, w, b).clamp(-2, 2), b), x, W.float(), B.float())
     compared(lambda x, w, b: F.relu(F.linear(x, w, b)), x, W.float(), B.float())
     compared(lambda x, w, b: torch.sigmoid(F.linear(x, w, b)) + F.linear(x, w, b).amax(-1, keepdim=True), x, W.float(), B.float())
+    compared(lambda x, w, b: F.relu(torch.addmm(b * special, X[0].float(), w.t(), beta=0, alpha=2)), x, W.float(), B.float())
 
 
 # -- with Inductor ----------------------------------------------------------------------------------------------------
