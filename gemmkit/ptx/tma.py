@@ -352,23 +352,3 @@ def _type_prefetch(context: TypingContext, map: types.Type) -> Any:
 @atom(_type_prefetch)
 def tma_prefetch(map: Any) -> None:
     """Have TMA read the map itself, so that the first copy need not wait for it."""
-
-
-def _type_prefetch_box(context: TypingContext, map: types.Type, coordinates: types.Type) -> Any:
-    if not _is_map(map) or not isinstance(coordinates, types.BaseTuple) or not 1 <= coordinate_count(coordinates) <= 5:
-        return None
-    rank = coordinate_count(coordinates)
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1])]
-        assembly(b, f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global {_box(0, rank)};", [], operands, memory=True)
-        return c.get_dummy_value()
-
-    return signature(types.none, map, coordinates), codegen
-
-
-@atom(_type_prefetch_box)
-def tma_prefetch_box(map: Any, coordinates: tuple) -> None:
-    """Bring the box at ``coordinates`` (as `tma_load` takes them) into the L2. No value is read, so it may stand before
-    `grid_wait`: what a kernel before still writes goes through the same L2."""
-    emulator.copies.checked(current(), map, coordinates)

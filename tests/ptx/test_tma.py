@@ -28,7 +28,6 @@ from gemmkit.ptx.tma import (
     tma_load,
     tma_load_multicast,
     tma_prefetch,
-    tma_prefetch_box,
     tma_store,
     tma_wait,
     tma_wait_read,
@@ -68,7 +67,6 @@ def round_trip_2d(source: Any, target: Any, out: Any, nbytes: int, x: int, y: in
     """A box from (x, y) to shared memory, which is shown in ``out``, and from there to (tx, ty)."""
     data, full = shared(U32, 1024), shared(U64, BARRIERS)
     tma_prefetch(source)
-    tma_prefetch_box(source, (x, y))
     begin(1)
     if thread_index() == 0:
         mbarrier_expect(full, 0, nbytes)

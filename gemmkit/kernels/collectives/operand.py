@@ -62,9 +62,6 @@ class Route(Component):
               at: KTile) -> None:
         """Start TMA's copies of a stage: none."""
 
-    def prefetch_tile(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, at: KTile) -> None:
-        """Bring what `start` copies into the L2: nothing."""
-
 
 @dataclass(frozen=True)
 class Operand(Component):

@@ -43,7 +43,7 @@ from gemmkit.kernels.sm90.exchange import (
     stream_exchange_of,
     streamed_clusters,
 )
-from gemmkit.kernels.sm90.kernel import Producer, TmaProducer, warp_specialised
+from gemmkit.kernels.sm90.kernel import Producer, warp_specialised
 from gemmkit.kernels.sm90.mainloop import (
     AlternatingMainloop,
     Deinterleaved,
@@ -70,6 +70,7 @@ from gemmkit.kernels.sm90.routes import (
     StagedProducer,
     StagedRoute,
     Tma,
+    TmaProducer,
 )
 from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
 from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
@@ -260,8 +261,6 @@ def _validate_d(config: Config) -> None:
 
 PINGPONG = "pingpong"
 WARP_ROWS, FRAGMENT_ROWS = 16, 64      # of a fragment that a warp holds, and of a fragment
-PREFETCHED = [0, 128, 0]
-FEW = 64                               # rows or columns of a block that waits for memory
 ALIGNMENT = 64                         # bytes that may be left out between parts of shared memory
 
 
@@ -286,8 +285,6 @@ class Sm90Spec(Spec):
     row_exchange: RowExchange = RowExchange()
     turns: OrderBarrier = OrderBarrier()
     nbytes: int = 0
-    prefetched: int = 0
-    prefetcher: int = 0
 
     # -- warps --------------------------------------------------------------------------------------------------------
 
@@ -312,15 +309,6 @@ class Sm90Spec(Spec):
     def first_rows(self) -> int:
         """Rows from one consumer's part of the block's tile to the next one's: none where each has tiles of its own."""
         return 0 if self.is_pingpong else self.compute_warp.size.M
-
-    @cached_property
-    def waits_for_memory(self) -> bool:
-        """Whether it is one product of few rows or columns, whose place in A and B no array says: what its first stages
-        take comes into the L2 before the kernel before has ended."""
-        return (min(self.block.size.M, self.block.size.N) <= FEW and type(self.scheduler) is Persistent
-                and self.condition.is_always and not (self.scheduler.order.gates or self.reduction.waits)
-                and type(self.producer) is TmaProducer
-                and all(type(operand.route) in (Tma, InterleavedTma) for operand in (self.a, self.b)))
 
     # -- registers ----------------------------------------------------------------------------------------------------
 
@@ -744,8 +732,7 @@ def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
     store = spec.store.placed(memory)
-    prefetched = PREFETCHED[0 if spec.a.nbytes > spec.b.nbytes else 2] if spec.waits_for_memory else 0
-    return dataclasses.replace(spec, prefetched=prefetched, prefetcher=PREFETCHED[1], store=store, producer=producer, turns=turns, exchange=exchange,
+    return dataclasses.replace(spec, store=store, producer=producer, turns=turns, exchange=exchange,
                                row_exchange=rows, pipeline=pipeline, nbytes=memory.nbytes)
 
 

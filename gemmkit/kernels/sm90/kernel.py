@@ -24,7 +24,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, fence_async_global, mbarrier_fence_init
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import barrier, rolled, thread_index, udiv, uniform
+from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gemmkit.emulator.copies import EmulatedTensorMap
     from gemmkit.kernels.collectives.operand import Operand
     from gemmkit.kernels.sm90.family import Sm90Spec
-    from gemmkit.kernels.spec import Spec
 
 
 def consume_cooperatively(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -> None:
@@ -223,49 +222,6 @@ class Producer(Component):
         """After the last stage."""
 
 
-@dataclass(frozen=True)
-class TmaProducer(Producer):
-    """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
-    lists of them, and needs registers for it. ``is_team``: other warps copy scales."""
-
-    streams: bool = False
-    is_team: bool = False
-
-    @property
-    def registers(self) -> Registers:
-        return COPYING if self.is_team else STREAMING if self.streams else STARTING
-
-    @property
-    def squeezed_registers(self) -> Registers:
-        return self.registers
-
-    full_arrivals = 1
-
-    @property
-    def copiers(self) -> int:
-        return self.warps - 1
-
-    @classmethod
-    def of(cls, spec: Sm90Spec) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
-                   is_team=spec.mainloop.copies_scales)
-
-    def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
-        if thread_index() == 0 or (self.is_team and thread_index() >= 32):
-            fill_stages(spec, inputs, rank, shape, (), ())
-
-    def team(self) -> int:
-        return thread_index() * 0
-
-    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
-        """TMA tells ``full`` itself when the bytes are there."""
-        if not self.is_team or thread_index() == 0:
-            spec.pipeline.acquire(slot)
-            spec.pipeline.expect(slot, self.tma_bytes)
-            start_copies(spec, inputs, spec.pipeline.full(), slot, at)
-        return state
-
-
 def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, kept: Any, state: Any) -> None:
     """For every tile of D (or part of one), for every k-tile: the team whose turn it is fills the next stage."""
     zero = thread_index() * 0
@@ -322,22 +278,6 @@ def start_copies(spec: Sm90Spec, inputs: Inputs, barrier: SharedPointer, slot: S
     spec.b.route.start(spec, spec.b, inputs.b.map, barrier, slot, at)
 
 
-def prefetch_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape) -> None:
-    """What the block's first stages take comes into the L2 while the kernel before ends: a product of few rows waits for
-    memory alone, which would have nothing to do in the meantime. No value is read, so that A and B need not be there yet."""
-    at = spec.scheduler.begin()
-    if at < spec.scheduler.end(shape):
-        work = spec.scheduler.work(spec, spec.scheduler.tile_of(at), rank, shape)
-        n = work.k_tiles * 0
-        while n < min(work.k_tiles, spec.prefetched):
-            tile = KTile(work.m, work.n, work.k_begin + n * spec.block.size.K, work.batch, rank, shape)
-            if spec.a.nbytes > spec.b.nbytes:
-                spec.a.route.prefetch_tile(spec, spec.a, inputs.a.map, tile)
-            else:
-                spec.b.route.prefetch_tile(spec, spec.b, inputs.b.map, tile)
-            n = rolled(n + 1)
-
-
 def acquire(spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile) -> None:
     """Wait until the stage is empty; a team's first thread starts the copies of an operand that TMA moves."""
     spec.pipeline.acquire(slot)
@@ -351,7 +291,7 @@ def stage_of(spec: Sm90Spec, operand: Operand, slot: Slot) -> Any:
     return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
 
 
-def matrix_at(spec: Spec, operand: Operand, batch: int) -> tuple:
+def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
     """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
     if operand.k_axis == 1:
         return spec.scheduler.stack.a.coordinates(batch)
@@ -419,8 +359,6 @@ def warp_specialised(spec: Sm90Spec, a: View, b: View, c: View, d: View, shape: 
     else:
         cluster_barrier()
     grid_launch_dependents()
-    if spec.prefetched > 0 and thread_index() == spec.prefetcher:
-        prefetch_stages(spec, Inputs(Input(a, map_a), Input(b, map_b)), rank, shape)
     grid_wait()
 
     if group < spec.producers:

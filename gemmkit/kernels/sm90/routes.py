@@ -29,7 +29,20 @@ from gemmkit.kernels.collectives.operand import (
     unit_of,
 )
 from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot, TileCoord, Work
-from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, acquire, fill_stages, matrix_at, place_of, stage_of
+from gemmkit.kernels.sm90.kernel import (
+    COPYING,
+    STARTING,
+    STREAMING,
+    WORKING,
+    Producer,
+    Registers,
+    acquire,
+    fill_stages,
+    matrix_at,
+    place_of,
+    stage_of,
+    start_copies,
+)
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
@@ -38,14 +51,7 @@ from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Plana
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
 from gemmkit.ptx.memory import pack_words, shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
-from gemmkit.ptx.tma import (
-    tma_load,
-    tma_load_im2col,
-    tma_load_im2col_multicast,
-    tma_load_multicast,
-    tma_prefetch,
-    tma_prefetch_box,
-)
+from gemmkit.ptx.tma import tma_load, tma_load_im2col, tma_load_im2col_multicast, tma_load_multicast, tma_prefetch
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
@@ -54,7 +60,6 @@ from gemmkit.tiling import parallelise, translate
 if TYPE_CHECKING:
     from gemmkit.emulator.copies import EmulatedTensorMap
     from gemmkit.kernels.sm90.family import Sm90Spec
-    from gemmkit.kernels.spec import Spec
 
 
 # --------------------------------------------------------------------------------------------------
@@ -236,39 +241,26 @@ class Tma(Route):
         """Start a stage's copies."""
         self.start_boxes(spec, operand, tensor_map, StageFill(slot, at, barrier), 0)
 
-    def box(self, spec: Spec, operand: Operand, at: KTile, plane: int, panel: int) -> tuple:
-        """Where a box of a k-tile lies in the tensor; in a cluster that shares the operand, of this block's part."""
-        across = at.m if operand.k_axis == 1 else at.n
-        along, across = (at.k, across) if self.copy.along_k else (across, at.k)
-        x, y = along + panel * self.copy.along, across
-        if self.copy.is_shared:
-            part = spec.cluster.part(operand.k_axis, at.rank)
-            x, y = x + part * self.copy.part_along, y + part * self.copy.part_across
-        inside: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
-        return join((inside, matrix_at(spec, operand, at.batch)))
-
-    def prefetch_tile(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, at: KTile) -> None:
-        """Bring what `start` copies into the L2."""
-        self.prefetch_boxes(spec, operand, tensor_map, at)
-
-    def prefetch_boxes(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, at: KTile) -> None:
-        for plane in range(self.copy.planes):
-            for panel in range(self.copy.panels):
-                tma_prefetch_box(tensor_map, self.box(spec, operand, at, plane, panel))
-
     def start_boxes(self, spec: Sm90Spec, operand: Operand, tensor_map: EmulatedTensorMap, fill: StageFill,
                     first: int) -> None:
         """Start copies panel by panel, from element ``first`` of the stage's tile on; in a cluster that shares the operand,
         of this block's part, to all."""
         at, stage = fill.at, fill.slot.stage
+        across = at.m if operand.k_axis == 1 else at.n
         pointer = shared(operand.brought.dtype, operand.offset)
         position = stage * (spec.stage_bytes // operand.brought.itemsize) + first
+        along, across = (at.k, across) if self.copy.along_k else (across, at.k)
+        matrix = matrix_at(spec, operand, at.batch)
         for plane in range(self.copy.planes):
             for panel in range(self.copy.panels):
+                x, y = along + panel * self.copy.along, across
                 to = position + plane * self.copy.plane + panel * self.copy.step
                 if self.copy.is_shared:
-                    to += spec.cluster.part(operand.k_axis, at.rank) * self.copy.part
-                coordinates = self.box(spec, operand, at, plane, panel)
+                    part = spec.cluster.part(operand.k_axis, at.rank)
+                    x, y = x + part * self.copy.part_along, y + part * self.copy.part_across
+                    to += part * self.copy.part
+                inside: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
+                coordinates = join((inside, matrix))
                 if self.copy.is_shared and self.copy.multicasts:
                     tma_load_multicast(tensor_map, coordinates, pointer, to, fill.barrier, stage,
                                        spec.cluster.sharers(operand.k_axis, at.rank))
@@ -343,6 +335,49 @@ class PlacedTma(Tma):
                                        spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
                     tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
+
+
+@dataclass(frozen=True)
+class TmaProducer(Producer):
+    """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
+    lists of them, and needs registers for it. ``is_team``: other warps copy scales."""
+
+    streams: bool = False
+    is_team: bool = False
+
+    @property
+    def registers(self) -> Registers:
+        return COPYING if self.is_team else STREAMING if self.streams else STARTING
+
+    @property
+    def squeezed_registers(self) -> Registers:
+        return self.registers
+
+    full_arrivals = 1
+
+    @property
+    def copiers(self) -> int:
+        return self.warps - 1
+
+    @classmethod
+    def of(cls, spec: Sm90Spec) -> TmaProducer:
+        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
+                   is_team=spec.mainloop.copies_scales)
+
+    def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
+        if thread_index() == 0 or (self.is_team and thread_index() >= 32):
+            fill_stages(spec, inputs, rank, shape, (), ())
+
+    def team(self) -> int:
+        return thread_index() * 0
+
+    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
+        """TMA tells ``full`` itself when the bytes are there."""
+        if not self.is_team or thread_index() == 0:
+            spec.pipeline.acquire(slot)
+            spec.pipeline.expect(slot, self.tma_bytes)
+            start_copies(spec, inputs, spec.pipeline.full(), slot, at)
+        return state
 
 
 # --------------------------------------------------------------------------------------------------
@@ -437,14 +472,8 @@ class InterleavedTma(JoinedTma):
         return why_no_tma_of_parts(request, columns.layout)
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
-        each(start_share, tensor_map, self, spec, operand, StageFill(slot, self.own_tile(operand, at), barrier))
-
-    def prefetch_tile(self, spec: Spec, operand: Operand, tensor_map: Any, at: KTile) -> None:
-        each(prefetch_share, tensor_map, self, spec, operand, self.own_tile(operand, at))
-
-    def own_tile(self, operand: Operand, at: KTile) -> KTile:
-        """The k-tile, of each part."""
-        return KTile(at.m, udiv(at.n, operand.layout.slots), at.k, at.batch, at.rank, at.shape)
+        own = KTile(at.m, udiv(at.n, operand.layout.slots), at.k, at.batch, at.rank, at.shape)
+        each(start_share, tensor_map, self, spec, operand, StageFill(slot, own, barrier))
 
 
 def why_no_tma_of_parts(request: Request, layout: Joined) -> str | None:
@@ -483,13 +512,6 @@ def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spe
             route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
     else:
         route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
-
-
-def prefetch_share(tensor_map: EmulatedTensorMap, n: int, route: InterleavedTma, spec: Spec, operand: Operand,
-                   at: KTile) -> None:
-    """One part's columns into the L2, if this block is to load them."""
-    if not route.copy.is_shared or spec.cluster.part(operand.k_axis, at.rank) == n // route.share:
-        route.prefetch_boxes(spec, operand, tensor_map, at)
 
 
 # --------------------------------------------------------------------------------------------------

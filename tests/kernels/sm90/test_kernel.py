@@ -18,7 +18,6 @@ from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
-from tests.support.checks import functions_run
 from tests.support.machines import BF16, E4M3, E5M2, MACHINES, on_machines, poison, reference, whole
 from tests.support.sm90 import F16, F32, SCHEDULES, mapping, ordered, product
 
@@ -270,17 +269,6 @@ def test_large_tiles(name: str, rng: np.random.Generator) -> None:
         a, b = whole(rng, (m, k), F16, 1), whole(rng, (k, n), F16, 1)
         d = product(machine, conf, a, b)
         assert np.array_equal(d, machine.product64(a, b)), (m, n, k)
-
-
-def test_few_rows_bring_their_first_stages_into_the_l2(rng: np.random.Generator) -> None:
-    """Of A and B as many boxes as there are stages, or k-tiles; wider tiles bring none."""
-    a, b = (rng.integers(-3, 4, shape).astype(F16) for shape in ((70, 200), (200, 64)))
-    for stages, brought in ((3, 3), (8, 4)):
-        conf = mapping("one", stages=stages)
-        called = functions_run(lambda conf=conf: product(MACHINES["emulator"], conf, a, b))      # type: ignore[misc]
-        assert called.count("tma_prefetch_box") == 4 * brought * 2
-    assert all(conf.spec().prefetched == conf.stages for conf in (mapping("one"), mapping("one-1x2")))
-    assert mapping("two", WGMMAOp(128)).spec().prefetched == 0
 
 
 @pytest.mark.gpu
