@@ -23,9 +23,10 @@ from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.config import Config, Problem
 from gemmkit.kernels.sm90.exchange import COLUMNS, SharedK
+from gemmkit.kernels.sm90.kernel import TmaProducer
 from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
-from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma, TmaProducer
+from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
