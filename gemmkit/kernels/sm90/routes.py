@@ -172,7 +172,7 @@ class TmaCopy(Component):
 # with 128 of K, of which 63 lines of A are beyond it, took twice the time of 64 x 16 for the same bytes (1 x 28672 x 4096 in
 # three stages, H200, 2026-11-30: 118 us and 64.5).
 FEW_LINES = 1, 8, 32
-WORD = np.dtype(np.uint32)
+WORD, WORD_BYTES = np.dtype(np.uint32), 4
 
 
 def brought_lines(lines: int, rows: int) -> int:
@@ -263,7 +263,7 @@ class Tma(Route):
                 at = (udiv(panel, panels) * spec.stage_bytes + panel % panels * self.copy.step * operand.brought.itemsize
                       + self.copy.lines * self.copy.swizzle + piece * CHUNK)
                 zero = np.uint32(0)
-                store_shared(shared(WORD, operand.offset), udiv(at, WORD.itemsize), 0, (zero, zero, zero, zero))
+                store_shared(shared(WORD, operand.offset), udiv(at, WORD_BYTES), 0, (zero, zero, zero, zero))
                 n = rolled(n + spec.threads)
             fence_async()
 
