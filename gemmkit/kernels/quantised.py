@@ -405,7 +405,6 @@ class QuantisedSpec(SimtSpec):
     """``stages`` parts of a warp are on their way."""
 
     stages: int = 1
-    ahead: int = 1000
 
     @cached_property
     def matrices(self) -> int:
@@ -567,7 +566,7 @@ def prefetch_b(spec: Any, b: View, work: Work, shape: StackShape) -> None:
 
 def prefetch_part(spec: Any, b: View, scales: View, n: int, columns: int, work: Work, shape: StackShape) -> None:
     """Those of the block's columns in one matrix, from column ``n`` on."""
-    end = min(work.k_begin + min(work.k_tiles, spec.ahead) * spec.block.size.K, shape.K)
+    end = min(work.k_begin + work.k_tiles * spec.block.size.K, shape.K)
     row = udiv(work.k_begin, spec.operator.rows) + thread_index()
     while row < udiv(end, spec.operator.rows):
         for line in range(max(1, spec.warps_n * spec.fragments_n // spec.matrices)):
@@ -601,8 +600,7 @@ def compute_tile(spec: QuantisedSpec, a: View, b: View, d: View, shape: StackSha
     start_from_nothing(spec, accumulators)
 
     # 0. B comes into the L2 while the kernel before may still run; then what that wrote may be read.
-    if spec.ahead > 0:
-        prefetch_b(spec, b, work, shape)
+    prefetch_b(spec, b, work, shape)
     grid_wait()
 
     # 1. and 2. Load, dequantise, multiply.
@@ -643,8 +641,7 @@ class Quantised(KernelFamily):
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits),
                                     ClusterSums() if config.splits > 1 else UNSPLIT)
         return QuantisedSpec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
-                             config.epilogue, config.condition, scheduler, config.has_c, config.stages, AHEAD[0])
+                             config.epilogue, config.condition, scheduler, config.has_c, config.stages)
 
 
-AHEAD = [1000]
 FAMILY = Quantised("quantised", quantised, (9, 0))
