@@ -172,7 +172,6 @@ class TmaCopy(Component):
 # with 128 of K, of which 63 lines of A are beyond it, took twice the time of 64 x 16 for the same bytes (1 x 28672 x 4096 in
 # three stages, H200, 2026-11-30: 118 us and 64.5).
 FEW_LINES = 1, 8, 32
-WORD, WORD_BYTES = np.dtype(np.uint32), 4
 
 
 def brought_lines(lines: int, rows: int) -> int:
@@ -249,21 +248,19 @@ class Tma(Route):
 
     def suits(self, operand: Operand, extents: tuple[int, int]) -> bool:
         """Whether it brings as many lines of a matrix of these ``extents`` as `of` would have it."""
-        lines = self.copy.lines + self.copy.missing
-        return not self.copy.along_k or self.copy.is_shared or (
-            self.copy.lines == brought_lines(lines, extents[1 - operand.k_axis]))
+        copy = self.copy
+        return not copy.along_k or copy.is_shared or (
+            copy.lines == brought_lines(copy.lines + copy.missing, extents[1 - operand.k_axis]))
 
-    def clear(self, spec: Any, operand: Any) -> None:
+    def clear(self, spec: Sm90Spec, operand: Operand) -> None:
         """Zeros into the lines of all stages that no copy brings, by the block's threads. A barrier has to follow."""
         if self.copy.missing > 0:
-            pieces, panels = self.copy.missing * self.copy.swizzle // CHUNK, self.copy.panels
-            n = thread_index()
-            while n < spec.stages * panels * pieces:
-                panel, piece = udiv(n, pieces), n % pieces
-                at = (udiv(panel, panels) * spec.stage_bytes + panel % panels * self.copy.step * operand.brought.itemsize
-                      + self.copy.lines * self.copy.swizzle + piece * CHUNK)
-                zero = np.uint32(0)
-                store_shared(shared(WORD, operand.offset), udiv(at, WORD_BYTES), 0, (zero, zero, zero, zero))
+            zero, pieces, n = np.uint32(0), self.copy.missing * self.copy.swizzle // CHUNK, thread_index()
+            while n < spec.stages * self.copy.panels * pieces:
+                panel = udiv(n, pieces)
+                at = (udiv(panel, self.copy.panels) * spec.stage_bytes + self.copy.lines * self.copy.swizzle
+                      + panel % self.copy.panels * self.copy.step * operand.brought.itemsize + n % pieces * CHUNK)
+                store_shared(shared(np.uint32, operand.offset), udiv(at, 4), 0, (zero, zero, zero, zero))
                 n = rolled(n + spec.threads)
             fence_async()
 
@@ -497,10 +494,7 @@ def start_own(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec,
 def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec, operand: Operand,
                 fill: StageFill) -> None:
     """The copies of one part's columns, if this block is to load them."""
-    if route.copy.is_shared:
-        if spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:
-            route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
-    else:
+    if not route.copy.is_shared or spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:
         route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
 
 
