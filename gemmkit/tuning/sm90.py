@@ -657,10 +657,7 @@ def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
 
 def _width(nbytes: int) -> int:
     """Of the widest swizzle whose panels divide lines of so many bytes."""
-    for width in WIDTHS:
-        if nbytes % width == 0:
-            return width
-    return NARROWEST
+    return next((width for width in WIDTHS if nbytes % width == 0), NARROWEST)
 
 
 def _swizzled(axis: int, dtype: np.dtype, width: int) -> Swizzled:

@@ -249,7 +249,7 @@ class TmaProducer(Producer):
         return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
                    is_team=spec.mainloop.copies_scales)
 
-    def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
+    def run(self, spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape) -> None:
         if thread_index() == 0 or (self.is_team and thread_index() >= 32):
             fill_stages(spec, inputs, rank, shape, (), ())
 

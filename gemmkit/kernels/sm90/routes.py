@@ -252,7 +252,7 @@ class Tma(Route):
         return not copy.along_k or copy.is_shared or (
             copy.lines == brought_lines(copy.lines + copy.missing, extents[1 - operand.k_axis]))
 
-    def clear(self, spec: Sm90Spec, operand: Operand) -> None:
+    def clear(self, spec: Any, operand: Operand) -> None:
         """Zeros into the lines of all stages that no copy brings, by the block's threads. A barrier has to follow."""
         if self.copy.missing > 0:
             zero, pieces, n = np.uint32(0), self.copy.missing * self.copy.swizzle // CHUNK, thread_index()
