@@ -23,9 +23,10 @@ from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.config import Config, Problem
 from gemmkit.kernels.sm90.exchange import COLUMNS, SharedK
+from gemmkit.kernels.sm90.kernel import TmaProducer
 from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
-from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma, TmaProducer
+from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
@@ -668,10 +669,7 @@ def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
 
 def _width(nbytes: int) -> int:
     """Of the widest swizzle whose panels divide lines of so many bytes."""
-    for width in WIDTHS:
-        if nbytes % width == 0:
-            return width
-    return NARROWEST
+    return next((width for width in WIDTHS if nbytes % width == 0), NARROWEST)
 
 
 def _swizzled(axis: int, dtype: np.dtype, width: int) -> Swizzled:

@@ -55,6 +55,9 @@ class Route(Component):
         """What TMA brings into a stage of this block."""
         return operand.nbytes if self.uses_tma else 0
 
+    def clear(self, spec: Spec, operand: Operand) -> None:
+        """Zeros into what stages have and nothing brings: there is nothing of that."""
+
     def prefetch(self, tensor_map: EmulatedTensorMap) -> None:
         """Fetch the tensor map: there is none."""
 

@@ -43,7 +43,7 @@ from gemmkit.kernels.sm90.exchange import (
     stream_exchange_of,
     streamed_clusters,
 )
-from gemmkit.kernels.sm90.kernel import Producer, warp_specialised
+from gemmkit.kernels.sm90.kernel import Producer, TmaProducer, warp_specialised
 from gemmkit.kernels.sm90.mainloop import (
     AlternatingMainloop,
     Deinterleaved,
@@ -70,7 +70,6 @@ from gemmkit.kernels.sm90.routes import (
     StagedProducer,
     StagedRoute,
     Tma,
-    TmaProducer,
 )
 from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
 from gemmkit.kernels.spec import KernelFamily, Spec, order_of, rule
@@ -539,7 +538,8 @@ class Sm90(KernelFamily):
                 and a is not None and b is not None and out is not None
                 and isinstance(config.global_a_layout, Plain) and isinstance(config.global_b_layout, Plain)
                 and why_not(a, config.global_a_layout.axis) is None and why_not(b, config.global_b_layout.axis) is None
-                and refuses_tma(spec, out) is None)
+                and refuses_tma(spec, out) is None
+                and all(x.route.suits(x, arrays.extents(name)) for name, x in (("a", spec.a), ("b", spec.b))))
 
     def in_cluster(self, splits: int | StreamK, cluster: Tile) -> int:
         return SharedK(splits, cluster).in_cluster

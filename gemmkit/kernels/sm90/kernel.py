@@ -222,6 +222,49 @@ class Producer(Component):
         """After the last stage."""
 
 
+@dataclass(frozen=True)
+class TmaProducer(Producer):
+    """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
+    lists of them, and needs registers for it. ``is_team``: other warps copy scales."""
+
+    streams: bool = False
+    is_team: bool = False
+
+    @property
+    def registers(self) -> Registers:
+        return COPYING if self.is_team else STREAMING if self.streams else STARTING
+
+    @property
+    def squeezed_registers(self) -> Registers:
+        return self.registers
+
+    full_arrivals = 1
+
+    @property
+    def copiers(self) -> int:
+        return self.warps - 1
+
+    @classmethod
+    def of(cls, spec: Sm90Spec) -> TmaProducer:
+        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
+                   is_team=spec.mainloop.copies_scales)
+
+    def run(self, spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape) -> None:
+        if thread_index() == 0 or (self.is_team and thread_index() >= 32):
+            fill_stages(spec, inputs, rank, shape, (), ())
+
+    def team(self) -> int:
+        return thread_index() * 0
+
+    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
+        """TMA tells ``full`` itself when the bytes are there."""
+        if not self.is_team or thread_index() == 0:
+            spec.pipeline.acquire(slot)
+            spec.pipeline.expect(slot, self.tma_bytes)
+            start_copies(spec, inputs, spec.pipeline.full(), slot, at)
+        return state
+
+
 def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, kept: Any, state: Any) -> None:
     """For every tile of D (or part of one), for every k-tile: the team whose turn it is fills the next stage."""
     zero = thread_index() * 0
@@ -354,6 +397,8 @@ def warp_specialised(spec: Sm90Spec, a: View, b: View, c: View, d: View, shape: 
             tma_prefetch(map_c)
         if spec.store.uses_tma:
             tma_prefetch(map_d)
+    spec.a.route.clear(spec, spec.a)
+    spec.b.route.clear(spec, spec.b)
     if spec.cluster.is_single:
         barrier()
     else:

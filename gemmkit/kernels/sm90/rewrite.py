@@ -264,7 +264,7 @@ class RewriteProducer(Producer):
         """A team has a stage on its way and one in work, and the consumers have two: from six stages on two teams work."""
         transposes = any(isinstance(x.route, Transpose) for x in (spec.a, spec.b))
         teams = 2 if spec.stages >= 6 and not transposes else 1
-        sent = sum(x.nbytes - x.route.brought_bytes(x) for x in (spec.a, spec.b))
+        sent = sum(x.nbytes - x.route.brought_bytes(x) for x in (spec.a, spec.b) if isinstance(x.route, PartRewrite))
         return cls(spec.producer_warps // teams, teams, spec.tma_bytes, transposes=transposes, sent_bytes=sent)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:

@@ -14,8 +14,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import (
+    CHUNK,
     Operand,
     Route,
     copy_in_turn,
@@ -29,28 +32,15 @@ from gemmkit.kernels.collectives.operand import (
     unit_of,
 )
 from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot, TileCoord, Work
-from gemmkit.kernels.sm90.kernel import (
-    COPYING,
-    STARTING,
-    STREAMING,
-    WORKING,
-    Producer,
-    Registers,
-    acquire,
-    fill_stages,
-    matrix_at,
-    place_of,
-    stage_of,
-    start_copies,
-)
+from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, acquire, fill_stages, matrix_at, place_of, stage_of
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
 from gemmkit.lang.registers import each, join, registers
 from gemmkit.layouts import ColumnInterleaved, Im2col, Joined, Matricised, Planar, Sliding
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
-from gemmkit.ptx.memory import pack_words, shared
-from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
+from gemmkit.ptx.memory import pack_words, shared, store_shared
+from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_load, tma_load_im2col, tma_load_im2col_multicast, tma_load_multicast, tma_prefetch
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
@@ -124,7 +114,8 @@ class TmaCopy(Component):
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
     lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
     ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without. ``multicasts``: all blocks get the part.
-    ``begin`` is how far along the lines a box of overlapping panels begins. A panel comes in ``cuts`` boxes.
+    ``begin`` is how far along the lines a box of overlapping panels begins. A panel comes in ``cuts`` boxes. The last
+    ``missing`` lines of each panel are beyond the matrix and never brought: they are zeros from the start (`Tma.clear`).
     """
 
     line: int
@@ -143,10 +134,12 @@ class TmaCopy(Component):
     multicasts: bool = True
     begin: int = 0
     cuts: int = 1
+    missing: int = 0
 
     @classmethod
-    def in_panels(cls, operand: Operand, cluster: Cluster) -> TmaCopy:
-        """Swizzled panels, of which each block of a cluster that shares the operand loads a part."""
+    def in_panels(cls, operand: Operand, cluster: Cluster, rows: int = 0) -> TmaCopy:
+        """Swizzled panels, of which each block of a cluster that shares the operand loads a part. There are so many
+        ``rows`` (columns of B) in all; 0: any number."""
         layout, k_axis = operand.brought, operand.k_axis
         is_shared = cluster.shares_a if k_axis == 1 else cluster.shares_b
         peers = cluster.n if k_axis == 1 else cluster.m              # each of which loads a part
@@ -163,8 +156,9 @@ class TmaCopy(Component):
             part = panels * depth * layout.line, panels * layout.line, 0
         piece = getattr(operand.layout, "box_lines", 0)
         cuts = lines // piece if 0 < piece < lines and lines % piece == piece % ATOM == 0 else 1
-        return cls(layout.line, lines // cuts, panels, (across if along_k else depth) * layout.line, layout.line, *part,
-                   is_shared, along_k, *plane, cuts=cuts)
+        missing = lines - brought_lines(lines, rows) if along_k and cuts == operand.planes == 1 and not is_shared else 0
+        return cls(layout.line, (lines - missing) // cuts, panels, (across if along_k else depth) * layout.line, layout.line,
+                   *part, is_shared, along_k, *plane, cuts=cuts, missing=missing)
 
     @classmethod
     def whole(cls, operand: Operand) -> TmaCopy:
@@ -172,6 +166,21 @@ class TmaCopy(Component):
         axis = operand.plane.axis
         line, lines = operand.tile.extents[axis], operand.tile.extents[1 - axis]
         return cls(line, lines, 1, 0, 0, 0, 0, 0, False, axis == operand.k_axis, 1, 0, 0)
+
+
+# How many lines a box may have in place of a tile's. TMA takes its time for lines beyond the matrix, too: tiles of 64 x 64
+# with 128 of K, of which 63 lines of A are beyond it, took twice the time of 64 x 16 for the same bytes (1 x 28672 x 4096 in
+# three stages, H200, 2026-11-30: 118 us and 64.5).
+FEW_LINES = 1, 8, 32
+
+
+def brought_lines(lines: int, rows: int) -> int:
+    """How many of a tile's lines TMA brings where there are so many ``rows`` in all.
+
+    >>> [brought_lines(64, rows) for rows in (0, 1, 2, 30, 33)], brought_lines(16, 9)
+    ([64, 1, 8, 32, 64], 16)
+    """
+    return next((few for few in FEW_LINES if 0 < rows <= few and 2 * few <= lines), lines)
 
 
 class StageFill(NamedTuple):
@@ -190,7 +199,7 @@ class Tma(Route):
 
     @classmethod
     def of(cls, request: Request) -> Tma:
-        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster))
+        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster, request.extents[1 - request.operand.k_axis]))
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -233,6 +242,27 @@ class Tma(Route):
         layout: Any = operand.brought
         return layout.axis + planes, TensorMapSpec(info.dtype, (self.copy.line, self.copy.lines) + (1,) * planes,
                                                    self.copy.swizzle)
+
+    def brought_bytes(self, operand: Operand) -> int:
+        return operand.nbytes * self.copy.lines // (self.copy.lines + self.copy.missing)
+
+    def suits(self, operand: Operand, extents: tuple[int, int]) -> bool:
+        """Whether it brings as many lines of a matrix of these ``extents`` as `of` would have it."""
+        copy = self.copy
+        return not copy.along_k or copy.is_shared or (
+            copy.lines == brought_lines(copy.lines + copy.missing, extents[1 - operand.k_axis]))
+
+    def clear(self, spec: Any, operand: Operand) -> None:
+        """Zeros into the lines of all stages that no copy brings, by the block's threads. A barrier has to follow."""
+        if self.copy.missing > 0:
+            zero, pieces, n = np.uint32(0), self.copy.missing * self.copy.swizzle // CHUNK, thread_index()
+            while n < spec.stages * self.copy.panels * pieces:
+                panel = udiv(n, pieces)
+                at = (udiv(panel, self.copy.panels) * spec.stage_bytes + self.copy.lines * self.copy.swizzle
+                      + panel % self.copy.panels * self.copy.step * operand.brought.itemsize + n % pieces * CHUNK)
+                store_shared(shared(np.uint32, operand.offset), udiv(at, 4), 0, (zero, zero, zero, zero))
+                n = rolled(n + spec.threads)
+            fence_async()
 
     def prefetch(self, tensor_map: EmulatedTensorMap) -> None:
         tma_prefetch(tensor_map)
@@ -335,49 +365,6 @@ class PlacedTma(Tma):
                                        spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
                     tma_load(tensor_map, box, pointer, to, barrier, slot.stage)
-
-
-@dataclass(frozen=True)
-class TmaProducer(Producer):
-    """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
-    lists of them, and needs registers for it. ``is_team``: other warps copy scales."""
-
-    streams: bool = False
-    is_team: bool = False
-
-    @property
-    def registers(self) -> Registers:
-        return COPYING if self.is_team else STREAMING if self.streams else STARTING
-
-    @property
-    def squeezed_registers(self) -> Registers:
-        return self.registers
-
-    full_arrivals = 1
-
-    @property
-    def copiers(self) -> int:
-        return self.warps - 1
-
-    @classmethod
-    def of(cls, spec: Sm90Spec) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always,
-                   is_team=spec.mainloop.copies_scales)
-
-    def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
-        if thread_index() == 0 or (self.is_team and thread_index() >= 32):
-            fill_stages(spec, inputs, rank, shape, (), ())
-
-    def team(self) -> int:
-        return thread_index() * 0
-
-    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
-        """TMA tells ``full`` itself when the bytes are there."""
-        if not self.is_team or thread_index() == 0:
-            spec.pipeline.acquire(slot)
-            spec.pipeline.expect(slot, self.tma_bytes)
-            start_copies(spec, inputs, spec.pipeline.full(), slot, at)
-        return state
 
 
 # --------------------------------------------------------------------------------------------------
@@ -507,10 +494,7 @@ def start_own(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec,
 def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec, operand: Operand,
                 fill: StageFill) -> None:
     """The copies of one part's columns, if this block is to load them."""
-    if route.copy.is_shared:
-        if spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:
-            route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
-    else:
+    if not route.copy.is_shared or spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:
         route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
 
 

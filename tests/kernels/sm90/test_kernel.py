@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
 from gemmkit.kernels.sm90.mainloop import AlternatingMainloop
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
@@ -44,6 +45,21 @@ def test_sizes_for_tma(machine: Any, schedule: str, rng: np.random.Generator) ->
     conf = mapping(schedule)
     for size in ALIGNED[machine.emulated][:1 + ("-" not in schedule)]:
         check(machine, conf, rng, *size)
+
+
+@pytest.mark.kin(4)
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("few, lines", [(1, 1), (5, 8), (20, 32)])
+def test_few_rows_or_columns(machine: Any, few: int, lines: int, rng: np.random.Generator) -> None:
+    """TMA brings as many lines as there are, or a few more; a configuration that has computed many rows brings few, too."""
+    conf = mapping("one", WGMMAOp(64), b=ColMajor, stages=2)
+    for m, n in ((136, 72), (few, 72), (136, few), (few, few)):
+        check(machine, conf, rng, m, n, 136)
+        spec: Any = conf.spec(OperandArrays(None, None, None, m, n, 136))
+        for operand, extent in ((spec.a, m), (spec.b, n)):
+            assert operand.route.copy.lines == (lines if extent == few else 64)
+            assert operand.route.copy.lines + operand.route.copy.missing == 64
 
 
 @pytest.mark.kin(5)
