@@ -128,7 +128,7 @@ class WmmaSpec:
         return values.reshape(rows, columns)
 
     def compute(self, operands: list) -> list:
-        """What the warp computes: from 32 (a, b, c) to 32 fragments of D. Sums of integers wrap, and float32 is cut to tf32."""
+        """What the warp computes: from 32 (a, b, c) to 32 fragments of D. Integers wrap, float32 is cut to tf32."""
         wide = {S32: np.dtype(np.int64), F64: F64}.get(self.accumulator, F32)
         a, b, c = (self.collect(name, [o[n] for o in operands]).astype(wide) for n, name in enumerate("abc"))
         if self.is_tf32:
