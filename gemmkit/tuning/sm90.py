@@ -98,7 +98,7 @@ INTERLEAVED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.
 # of the L2 is fetched twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200:
 # 3.49 and 3.61), and 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
 INTERLEAVED_ROWS = tuple(one for one in INTERLEAVED if one.N != 192)
-ALIGNED = mappings_of(tables.ALIGNED)
+ALIGNED, WITH_C = mappings_of(tables.ALIGNED), mappings_of(tables.WITH_C)
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
                   for one in MAPPINGS + mappings_of((*tables.NARROW, *tables.THREE, *tables.BETWEEN))
                   for cluster in tables.CLUSTERS.get((one.M, one.N, one.depth // LINE), tables.ALL_CLUSTERS))
@@ -108,6 +108,8 @@ STREAMED, STREAMED_CLUSTERED = streaming(MAPPINGS), streaming(CLUSTERED)
 SPLIT = tuple(one for row in tables.SPLIT for shares in tables.SHARES for one in mappings_of([row], splits=shares))
 ALONE = tuple(one for one in mappings_of(tables.WORKSPACE) if one.cluster == (1, 1))    # no blocks share operands
 SMALL_SPLIT = tuple(one for shares in tables.SHARES[:2] for one in mappings_of([tables.SMALL_SPLIT], splits=shares))
+SMALL_SHARES = tuple(one for row, lines, listed in tables.SMALL_SHARES for shares in listed
+                     for one in mappings_of([row], splits=shares, depth=lines * LINE, given=tables.SMALL_SHARED))
 STAGED_SPLIT = _stepping(SPLIT, tables.STAGED_STEPS)
 STAGED = mappings_of(tables.STAGED, order=Hilbert()) + STAGED_SPLIT
 REWRITTEN = mappings_of(tables.REWRITTEN, order=Hilbert()) + STAGED_SPLIT
@@ -124,7 +126,8 @@ SCALED = mappings_of(tables.SCALED)
 class MappingTable:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``streamed`` those whose
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``small`` those in which the
+    blocks of a cluster do and a block finishes few columns, as D's lines allow; ``streamed`` those whose
     clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not
     chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
     ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
@@ -138,6 +141,7 @@ class MappingTable:
     streamed: tuple[CostedTile, ...] = ()
     streamed_clustered: tuple[CostedTile, ...] = ()
     least_shared: int = 0
+    small: tuple[CostedTile, ...] = ()
     aligned: tuple[CostedTile, ...] = ()
     clustered: tuple[CostedTile, ...] = ()
     supply: Supply = UNALIGNED_LINES
@@ -158,8 +162,8 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
-                      ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
-BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT, workspace=mappings_of(
+                      SMALL_SHARES, ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
+BY_WINDOWS = dataclasses.replace(BY_TMA, small=(), mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT, workspace=mappings_of(
     tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + mappings_of(tables.BRAIDED) + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
@@ -252,11 +256,14 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     (a, b), infos, fields, sizes, products = asked.operands, asked.infos, asked.fields, asked.sizes, asked.products
     if fields.get("operator") is not None or not applies(a.dtype, b.dtype, fields, device):
         return None
-    c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
+    c, d, of_a, of_b, of_c = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"], infos["c"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
     if table is BY_WINDOWS:
         table = _sliding(table, a, b)
+        if isinstance(d, Matricised):
+            table = dataclasses.replace(table, mappings=tuple(
+                dataclasses.replace(one, finish=one.finish + tables.WINDOWS_STORED * one.M * one.N) for one in table.mappings))
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
@@ -264,10 +271,13 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
         listed = tuple(one for one in copies.hoppers(BY_ELEMENTS, sizes, device, products) if always or one.splits == 1)
     else:
         first, last = _shareable(table, supply is None, a, b)
+        first += tuple(one for one in table.small if supply is None and _finishes(one, d))
         workspace = table.workspace
         if getattr(d, "is_half", False):
             first, last, workspace = map(_of_half, (first, last, workspace))
         shared = by_workspace(sizes, device, products, workspace, table.least_shared) if always else ()
+        if of_c is not None and table is BY_TMA and supply is None:
+            last += WITH_C
         listed = first + can_share(shared, a, b) + last if always else first
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
@@ -289,6 +299,13 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return _operator(mapping.N, a.dtype), mapping.fields
+
+
+def _finishes(mapping: CostedTile, d: ArrayLayout | None) -> bool:
+    """Whether each block of a cluster that shares the K of a tile finishes a piece of D's lines."""
+    if getattr(d, "folds", 1) > 1:
+        return False
+    return mapping.N // mapping.shares >= max(COLUMNS, NARROWEST // (2 if d is None else d.dtype.itemsize))
 
 
 def _sliding(table: MappingTable, a: ArrayLayout, b: ArrayLayout) -> MappingTable:
