@@ -98,7 +98,7 @@ INTERLEAVED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.
 # of the L2 is fetched twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200:
 # 3.49 and 3.61), and 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
 INTERLEAVED_ROWS = tuple(one for one in INTERLEAVED if one.N != 192)
-ALIGNED, WITH_C = mappings_of(tables.ALIGNED), mappings_of(tables.WITH_C)
+ALIGNED, FEW_COLUMNS, WITH_C = map(mappings_of, (tables.ALIGNED, tables.FEW_COLUMNS, tables.WITH_C))
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
                   for one in MAPPINGS + mappings_of((*tables.NARROW, *tables.THREE, *tables.BETWEEN))
                   for cluster in tables.CLUSTERS.get((one.M, one.N, one.depth // LINE), tables.ALL_CLUSTERS))
@@ -126,9 +126,8 @@ SCALED = mappings_of(tables.SCALED)
 class MappingTable:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``small`` those in which the
-    blocks of a cluster do and a block finishes few columns, as D's lines allow; ``streamed`` those whose
-    clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``small`` those of few
+    columns whose blocks share it within a cluster, as D's lines allow; ``streamed`` those whose clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not
     chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
     ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
     ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few``
@@ -162,11 +161,12 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
-                      SMALL_SHARES, ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
-BY_WINDOWS = dataclasses.replace(BY_TMA, small=(), mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT, workspace=mappings_of(
-    tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
-BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + mappings_of(tables.BRAIDED) + SPLIT)
-BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
+                      SMALL_SHARES, ALIGNED + FEW_COLUMNS, CLUSTERED, orders_few=True, tries_more=True)
+BY_PARTS = dataclasses.replace(BY_TMA, small=(), aligned=ALIGNED)              # what it is of operands that are not plain
+BY_WINDOWS = dataclasses.replace(BY_PARTS, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT,
+                                 workspace=mappings_of(tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
+BY_BRAIDS = dataclasses.replace(BY_PARTS, mappings=INTERLEAVED + mappings_of(tables.BRAIDED) + SPLIT)
+BY_BRAIDED_ROWS = dataclasses.replace(BY_PARTS, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED, _stepping(ALONE, tables.TRANSPOSED_STEPS), least_shared=tables.LEAST_SHARED)
 BY_REGISTERS = MappingTable(TRANSFORMED)
 BY_FETCHES = MappingTable(ACROSS, _stepping(ALONE, tables.ACROSS_STEPS), least_shared=tables.LEAST_SHARED)
@@ -262,8 +262,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if table is BY_WINDOWS:
         table = _sliding(table, a, b)
         if isinstance(d, Matricised):
-            table = dataclasses.replace(table, mappings=tuple(
-                dataclasses.replace(one, finish=one.finish + tables.WINDOWS_STORED * one.M * one.N) for one in table.mappings))
+            stored = ((one, one.finish + tables.WINDOWS_STORED * one.M * one.N) for one in table.mappings)
+            table = dataclasses.replace(table, mappings=tuple(dataclasses.replace(one, finish=time) for one, time in stored))
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:

@@ -69,15 +69,16 @@ BRAIDED = ((64, 112, "pingpong", 8, (1, 1), 272, 1200, 2000),)
 # consumers share 192 rows. (f16 squares on an H200, 2026-11-24: 1536 takes 13.3 us by 128 tiles of 192x96 and 15.3 by 96 of
 # 128x192, 1152 7.14 by 64x192 and 8.46, 1792 20.7 by 128x224 and 21.1, 768 4.12 by 64x96 and 4.20.) Most have panels of B or
 # D that are 32 elements wide: between lines of the L2, TMA fetches these at two thirds of the speed (12992 x 384 x 1811 tn,
-# 128x224: 58 us where 42 are modelled). The first is for few columns: 100352 x 64 x 256 takes 17.7 us by it, 19.0 by 128x128.
+# 128x224: 58 us where 42 are modelled).
 ALIGNED = (
-    (128, 64, "pingpong", 8, (1, 1), 400, 1000, 2000),
     (128, 224, "cooperative", 8, (1, 1), 940, 5500, 0),
     (192, 96, "cooperative", 12, (1, 1), 700, 3500, 0),
     (64, 192, "pingpong", 8, (1, 1), 440, 1300, 2500),
     (64, 96, "cooperative", 4, (1, 1), 300, 2700, 0),
 )
 
+# Beside these of plain operands, for few columns (100352 x 64 x 256: 17.7 us, 19.0 by 128x128; H200, 2026-11-30).
+FEW_COLUMNS = ((128, 64, "pingpong", 8, (1, 1), 400, 1000, 2000),)
 # Beside these if there is a C: two warpgroups finish a tile, where one of ping-pong's would (1024^3 into float32: 7.34 us,
 # 8.0 by 64x128; H200, 2026-11-30).
 WITH_C = ((128, 64, "cooperative", 8, (1, 1), 300, 3000, 0),)
@@ -108,11 +109,11 @@ SPLIT = (
     (128, 128, "cooperative", 8, (1, 1), 560, 6500, 0),
     (64, 128, "cooperative", 4, (1, 1), 330, 5500, 0),
 )
-# Smaller tiles as well. Of 8-bit operands and of tf32 the first, in 2 or 4 shares; its k-tiles take what those of whole
-# tiles take. (e4m3 on an H200, 2026-11-28: 512 x 64 x 3216 4.5 us by four shares of these, 5.2 by eight of 64x128; 896 x 32 x
-# 15792 9.0 and 12.6.) Of 16-bit ones as many shares as D's lines have pieces. (f16 to f32, H200, 2026-11-30: 64 x 64 x 2048
-# takes 3.1 us by the second, 3.2 by the first, 4.5 in one share; x 4096 3.8, 3.6 and 7.5, 4.8 by 64x128; 256 x 1024 x 6272
-# to f16 11.2 us in two shares of the first, 13.5 in one of 64x32.)
+# Smaller tiles as well. Of 8-bit operands and of tf32 the first, in 2 or 4 shares; its k-tiles take what those of whole tiles
+# take. (e4m3 on an H200, 2026-11-28: 512 x 64 x 3216 4.5 us by four shares of these, 5.2 by eight of 64x128; 896 x 32 x 15792
+# 9.0 and 12.6.) Of 16-bit ones as many shares as D's lines have pieces. (f16 to f32, H200, 2026-11-30: 64 x 64 x 2048 takes
+# 3.1 us by the second, 3.2 by the first, 4.5 in one share; x 4096 3.8, 3.6 and 7.5, 4.8 by 64x128; 256 x 1024 x 6272 to f16
+# 11.2 us in two shares of the first, 13.5 in one of 64x32.)
 SMALL_SPLIT = (64, 64, "cooperative", 4, (1, 1), 200, 3500, 0)
 SMALL_SHARES = (((64, 64, "cooperative", 4, (1, 1), 205, 3900, 0), 1, (2, 4, 8)),       # lines of a stage; shares
                 ((64, 32, "cooperative", 4, (1, 1), 150, 3400, 0), 2, (4,)))
