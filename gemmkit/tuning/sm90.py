@@ -127,12 +127,13 @@ class MappingTable:
     """Mappings to choose among, and what limits them.
 
     ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``small`` those of few
-    columns whose blocks share it within a cluster, as D's lines allow; ``streamed`` those whose clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not
-    chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
-    ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
-    ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few``
-    that a few tiles take the order that is found the soonest (`CostedTile.ordered`);
-    ``tries_more`` that the tuner tries tiles beside all these (`gemmkit.tuning.tables.EXTRA`).
+    columns whose blocks share it within a cluster, as D's lines allow; ``streamed`` those whose clusters stream K, and
+    ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not chosen by their
+    modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and ``clustered``
+    where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there. ``halves_stages`` says
+    that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few`` that a few tiles take
+    the order that is found the soonest (`CostedTile.ordered`); ``tries_more`` that the tuner tries tiles beside all
+    these (`gemmkit.tuning.tables.EXTRA`).
     """
 
     mappings: tuple[CostedTile, ...]
@@ -259,11 +260,9 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     c, d, of_a, of_b, of_c = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"], infos["c"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
-    if table is BY_WINDOWS:
+    of_windows = table is BY_WINDOWS
+    if of_windows:
         table = _sliding(table, a, b)
-        if isinstance(d, Matricised):
-            stored = ((one, one.finish + tables.WINDOWS_STORED * one.M * one.N) for one in table.mappings)
-            table = dataclasses.replace(table, mappings=tuple(dataclasses.replace(one, finish=time) for one, time in stored))
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
@@ -281,6 +280,8 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
         listed = first + can_share(shared, a, b) + last if always else first
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
+    if of_windows and isinstance(d, Matricised):
+        listed = tuple(dataclasses.replace(one, finish=one.finish + tables.WINDOWS_STORED * one.M * one.N) for one in listed)
     if "splits" in fields:
         listed = tuple(one for one in listed if one.shares == fields["splits"]) or listed
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)

@@ -109,11 +109,11 @@ SPLIT = (
     (128, 128, "cooperative", 8, (1, 1), 560, 6500, 0),
     (64, 128, "cooperative", 4, (1, 1), 330, 5500, 0),
 )
-# Smaller tiles as well. Of 8-bit operands and of tf32 the first, in 2 or 4 shares; its k-tiles take what those of whole tiles
-# take. (e4m3 on an H200, 2026-11-28: 512 x 64 x 3216 4.5 us by four shares of these, 5.2 by eight of 64x128; 896 x 32 x 15792
-# 9.0 and 12.6.) Of 16-bit ones as many shares as D's lines have pieces. (f16 to f32, H200, 2026-11-30: 64 x 64 x 2048 takes
-# 3.1 us by the second, 3.2 by the first, 4.5 in one share; x 4096 3.8, 3.6 and 7.5, 4.8 by 64x128; 256 x 1024 x 6272 to f16
-# 11.2 us in two shares of the first, 13.5 in one of 64x32.)
+# Smaller tiles as well. Of 8-bit operands and of tf32 the first, in 2 or 4 shares; its k-tiles take what those of whole
+# tiles take. (e4m3 on an H200, 2026-11-28: 512 x 64 x 3216 4.5 us by four shares of these, 5.2 by eight of 64x128; 896 x 32
+# x 15792 9.0 and 12.6.) Of 16-bit ones as many shares as D's lines have pieces. (f16 to f32, H200, 2026-11-30:
+# 64 x 64 x 2048 takes 3.1 us by the second, 3.2 by the first, 4.5 in one share; x 4096 3.8, 3.6 and 7.5, 4.8 by 64x128;
+# 256 x 1024 x 6272 to f16 11.2 us in two shares of the first, 13.5 in one of 64x32.)
 SMALL_SPLIT = (64, 64, "cooperative", 4, (1, 1), 200, 3500, 0)
 SMALL_SHARES = (((64, 64, "cooperative", 4, (1, 1), 205, 3900, 0), 1, (2, 4, 8)),       # lines of a stage; shares
                 ((64, 32, "cooperative", 4, (1, 1), 150, 3400, 0), 2, (4,)))
