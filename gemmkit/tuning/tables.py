@@ -290,7 +290,6 @@ DEQUANTISED_FLOAT8_WORKSPACE = (
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
 EXTRA = (
     (256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
-    (128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
     (64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
     (64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
 )

@@ -306,6 +306,42 @@ def test_what_is_chosen_is_legal(sizes: tuple[int, int, int], orders: str) -> No
     assert found.problem.config.kernel in ("warp_specialised", "multistage")
 
 
+def mapping_of(sizes: tuple[int, int, int], dtype: str = "f4", orders: str = "nt", **given: Any) -> tuple:
+    M, N, K = sizes
+    a = np.empty((M, K), np.float16) if orders[0] == "n" else np.empty((K, M), np.float16).T
+    b = np.empty((K, N), np.float16) if orders[1] == "n" else np.empty((N, K), np.float16).T
+    c = np.empty((M, N), dtype) if given.pop("c", False) else None
+    (found,) = recorded(lambda: gk.matmul(a, b, c, out=np.empty((M, N), dtype), **given), H100, zeros=False)
+    config = found.problem.config
+    return config.block_shape.extents[:2], config.schedule, config.splits
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "orders", "wanted"), [
+    ((64, 64, 512), "f4", "nt", ((64, 32), 1)), ((64, 64, 1024), "f4", "nt", ((64, 32), 4)), ((64, 64, 1024), "f2", "nt", ((64, 32), 1)),
+    ((64, 64, 4096), "f4", "nt", ((64, 64), 8)), ((64, 64, 4096), "f2", "nt", ((64, 64), 4)), ((64, 40, 2048), "f2", "tn", ((64, 64), 4)),
+    ((256, 1024, 6272), "f2", "tn", ((64, 64), 2)), ((512, 512, 1024), "f4", "nt", ((64, 32), 1)),
+])
+def test_few_tiles_share_a_long_k(sizes: tuple[int, int, int], dtype: str, orders: str, wanted: tuple) -> None:
+    """Within clusters, each of whose blocks finishes a piece of D's lines: of 8 columns of float32, of 16 of float16."""
+    block, _, splits = mapping_of(sizes, dtype, orders)
+    assert (block, splits) == wanted
+
+
+def test_tiles_of_64_columns() -> None:
+    """For few columns, and for a C, whose tiles two warpgroups finish."""
+    assert mapping_of((100352, 64, 256), "f2", "nn") == ((128, 64), "pingpong", 1)
+    assert mapping_of((1024, 1024, 1024), c=True) == ((128, 64), "cooperative", 1)
+
+
+@pytest.mark.parametrize(("sizes", "dtype"), [((40, 24, 1024), "f4"), ((40, 24, 2048), "f2"), ((16, 16, 4096), "f4")], ids=str)
+def test_small_shares_are_right(sizes: tuple[int, int, int], dtype: str, rng: np.random.Generator) -> None:
+    M, N, K = sizes
+    assert mapping_of(sizes, dtype)[2] > 1
+    a, b = rng.integers(-3, 4, (M, K)).astype(np.float16), rng.integers(-3, 4, (N, K)).astype(np.float16).T
+    with gk.emulate(mapping="device"):
+        assert np.array_equal(gk.matmul(a, b, out=np.empty((M, N), dtype)), a.astype(np.float32) @ b.astype(np.float32))
+
+
 @pytest.mark.parametrize("columns", [3072, 3000])
 def test_the_tuner_tries_what_may_be_chosen(columns: int) -> None:
     """`gemmkit.tune` has each tile among its candidates that the tables have, whether rows begin at lines or between."""
