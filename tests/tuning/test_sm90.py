@@ -318,7 +318,7 @@ def mapping_of(sizes: tuple[int, int, int], dtype: str = "f4", orders: str = "nt
 
 @pytest.mark.parametrize(("sizes", "dtype", "orders", "wanted"), [
     ((64, 64, 512), "f4", "nt", ((64, 32), 1)), ((64, 64, 1024), "f4", "nt", ((64, 32), 4)), ((64, 64, 1024), "f2", "nt", ((64, 32), 1)),
-    ((64, 64, 4096), "f4", "nt", ((64, 64), 8)), ((64, 64, 4096), "f2", "nt", ((64, 64), 4)), ((64, 40, 2048), "f2", "tn", ((64, 64), 4)),
+    ((64, 64, 4096), "f4", "nt", ((64, 64), 8)), ((64, 64, 4096), "f2", "nt", ((64, 64), 4)), ((64, 40, 2048), "f2", "tt", ((64, 64), 4)),
     ((256, 1024, 6272), "f2", "tn", ((64, 64), 2)), ((512, 512, 1024), "f4", "nt", ((64, 32), 1)),
 ])
 def test_few_tiles_share_a_long_k(sizes: tuple[int, int, int], dtype: str, orders: str, wanted: tuple) -> None:
