@@ -381,10 +381,10 @@ def _all_specs() -> list[MmaSpec]:
 SPECS = MappingProxyType({(s.M, s.K, s.a_dtype, s.b_dtype, s.accumulator): s for s in _all_specs()})
 
 
-def input_registers(builder: ir.IRBuilder, spec: Any, value: ir.Value, count: int) -> list:
-    """A fragment of A or B in registers; float32 is rounded to tf32."""
+def input_registers(builder: ir.IRBuilder, value: ir.Value, count: int, is_tf32: bool) -> list:
+    """A fragment of A or B in registers; as tf32, float32 is rounded."""
     values = elements(builder, value, count)
-    return [tf32_from_f32(builder, x) for x in values] if spec.is_tf32 else to_registers(builder, values)
+    return [tf32_from_f32(builder, x) for x in values] if is_tf32 else to_registers(builder, values)
 
 
 def register_of(accumulator: np.dtype) -> Any:
@@ -404,8 +404,8 @@ def _typer(spec: MmaSpec) -> Any:
 
         def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             register, y, z = register_of(spec.accumulator), spec.registers("b"), spec.registers("c")
-            x = input_registers(builder, spec, v[0], a.count)
-            ys = input_registers(builder, spec, v[1], b.count)
+            x = input_registers(builder, v[0], a.count, spec.is_tf32)
+            ys = input_registers(builder, v[1], b.count, spec.is_tf32)
             zs = to_registers(builder, elements(builder, v[2], c.count))
             out: list = []
             for n in range(times):

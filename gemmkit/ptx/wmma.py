@@ -95,7 +95,7 @@ class WmmaSpec:
     def registers(self, operand: str) -> int:
         return self.count(operand) * min(4, self.dtype(operand).itemsize) // 4
 
-    def register(self, operand: str) -> Any:
+    def register(self, operand: str) -> ir.Type:
         """Their LLVM type."""
         return register_of(self.accumulator if operand == "c" or self.input == F64 else S32)
 
@@ -129,7 +129,7 @@ class WmmaSpec:
 
     def compute(self, operands: list) -> list:
         """What the warp computes: from 32 (a, b, c) to 32 fragments of D. Integers wrap, float32 is cut to tf32."""
-        wide = {S32: np.dtype(np.int64), F64: F64}.get(self.accumulator, F32)
+        wide = {S32: "i8", F64: "f8"}.get(self.accumulator, "f4")
         a, b, c = (self.collect(name, [o[n] for o in operands]).astype(wide) for n, name in enumerate("abc"))
         if self.is_tf32:
             a, b = truncated_to_tf32(a), truncated_to_tf32(b)
@@ -314,8 +314,8 @@ def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
             return None
 
         def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            operands = [*input_registers(builder, spec, v[0], spec.count("a")),
-                        *input_registers(builder, spec, v[1], spec.count("b")),
+            operands = [*input_registers(builder, v[0], spec.count("a"), spec.is_tf32),
+                        *input_registers(builder, v[1], spec.count("b"), spec.is_tf32),
                         *to_registers(builder, elements(builder, v[2], spec.count("c")))]
             out = assembly(builder, spec.mma_text(a_layout, b_layout), [spec.register("c")] * spec.registers("c"), operands)
             return ctx.make_tuple(builder, c, from_registers(builder, out, ctx.get_value_type(c.dtype)))
