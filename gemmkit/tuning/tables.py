@@ -77,8 +77,9 @@ ALIGNED = (
     (64, 96, "cooperative", 4, (1, 1), 300, 2700, 0),
 )
 
-# Beside these of plain operands, for few columns (100352 x 64 x 256: 17.7 us, 19.0 by 128x128; H200, 2026-11-30).
-FEW_COLUMNS = ((128, 64, "pingpong", 8, (1, 1), 400, 1000, 2000),)
+# Beside these of plain operands, for few columns (100352 x 64 x 256: 17.7 us, 19.3 by 128x128; x 64 x 1024 53.1, 58.8 by
+# 192x96; but 16384 x 64 x 1024 10.8, 10.3 by 64x64, and 65536 x 32 x 1024 35.1, 34.1 by 64x32; H200, 2026-11-30).
+FEW_COLUMNS = ((128, 64, "pingpong", 8, (1, 1), 520, 1000, 2000),)
 # Beside these if there is a C: two warpgroups finish a tile, where one of ping-pong's would (1024^3 into float32: 7.34 us,
 # 8.0 by 64x128; H200, 2026-11-30).
 WITH_C = ((128, 64, "cooperative", 8, (1, 1), 300, 3000, 0),)
