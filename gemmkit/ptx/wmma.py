@@ -13,6 +13,7 @@ The emulation deals the elements in turn; only load -> mma -> store as a whole m
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -127,6 +128,17 @@ class WmmaSpec:
         values = np.array([[f[v] for f in fragments] for v in range(rows * columns // 32)])
         return values.reshape(rows, columns)
 
+    def deal_lines(self, operand: str, layout: str, parts: list) -> list:
+        """Fragments of what the lanes read, a piece of a row (or column) each."""
+        rows, columns = self.extents(operand)
+        flat = np.array([x for part in parts for x in part], self.dtype(operand))
+        return self.deal(operand, flat.reshape(rows, columns) if layout == "row" else flat.reshape(columns, rows).T)
+
+    def collect_lines(self, layout: str, fragments: list) -> list:
+        """What the lanes write of C's fragments."""
+        matrix = self.collect("c", fragments)
+        return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
+
     def compute(self, operands: list) -> list:
         """What the warp computes: from 32 (a, b, c) to 32 fragments of D. Integers wrap, float32 is cut to tf32."""
         wide = {S32: "i8", F64: "f8"}.get(self.accumulator, "f4")
@@ -177,14 +189,8 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         thread = current()
         first, share = _lane_share(spec, operand, layout, thread.lane, stride)
         values = pointer.load(int(base) + int(offset) + first, share)
-        rows, columns = spec.extents(operand)
-
-        def meet(parts: list) -> list:
-            flat = np.array([x for part in parts for x in part], pointer.dtype)
-            matrix = flat.reshape(rows, columns) if layout == "row" else flat.reshape(columns, rows).T
-            return spec.deal(operand, np.ascontiguousarray(matrix))
-
-        return thread.collective(f"wmma.load.{operand}", values, meet, sync=False)
+        return thread.collective(f"wmma.load.{operand}", values, functools.partial(spec.deal_lines, operand, layout),
+                                 sync=False)
 
     return Atom(f"wmma_load_{operand}_{layout}_{spec.name}", typer, emulate)
 
@@ -233,13 +239,8 @@ def load_global_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         share = rows * columns // 32
         line, along = divmod(current().lane * share, columns if unit else rows)
         values = view.load(unit, (i + line, j + along) if unit else (i + along, j + line), share)
-
-        def meet(parts: list) -> list:
-            flat = np.array([x for part in parts for x in part], view.dtype)
-            matrix = flat.reshape(rows, columns) if unit else flat.reshape(columns, rows).T
-            return spec.deal(operand, np.ascontiguousarray(matrix))
-
-        return current().collective(f"wmma.load.{operand}.global", values, meet, sync=False)
+        return current().collective(f"wmma.load.{operand}.global", values,
+                                    functools.partial(spec.deal_lines, operand, layout), sync=False)
 
     return Atom(f"wmma_load_global_{operand}_{layout}_{spec.name}", typer, emulate)
 
@@ -262,12 +263,7 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
 
     def emulate(pointer: Any, base: int, offset: int, stride: int, fragment: tuple) -> None:
         thread = current()
-
-        def meet(fragments: list) -> list:
-            matrix = spec.collect("c", fragments)
-            return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
-
-        mine = thread.collective("wmma.store.d", fragment, meet, sync=False)
+        mine = thread.collective("wmma.store.d", fragment, functools.partial(spec.collect_lines, layout), sync=False)
         first, _ = _lane_share(spec, "c", layout, thread.lane, stride)
         pointer.store(int(base) + int(offset) + first, tuple(mine))
 
@@ -294,12 +290,7 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
 
     def emulate(view: Any, base: tuple, offset: tuple, fragment: tuple) -> None:
         thread = current()
-
-        def meet(fragments: list) -> list:
-            matrix = spec.collect("c", fragments)
-            return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
-
-        mine = thread.collective("wmma.store.d.global", fragment, meet, sync=False)
+        mine = thread.collective("wmma.store.d.global", fragment, functools.partial(spec.collect_lines, layout), sync=False)
         i, j = _check_lines(view, base, offset, unit, "wmma.store.d")
         line, along = divmod(thread.lane * len(mine), spec.extents("c")[unit])
         view.store(unit, (i + line, j + along) if unit else (i + along, j + line), tuple(mine))
