@@ -270,7 +270,9 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
         listed = tuple(one for one in copies.hoppers(BY_ELEMENTS, sizes, device, products) if always or one.splits == 1)
     else:
         first, last = _shareable(table, supply is None, a, b)
-        first += tuple(one for one in table.small if supply is None and _finishes(one, d))
+        if supply is None:
+            first += table.small
+        first = tuple(one for one in first if one.shares == 1 or _finishes(one, d, fields.get("epilogue")))
         workspace = table.workspace
         if getattr(d, "is_half", False):
             first, last, workspace = map(_of_half, (first, last, workspace))
@@ -302,11 +304,11 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     return _operator(mapping.N, a.dtype), mapping.fields
 
 
-def _finishes(mapping: CostedTile, d: ArrayLayout | None) -> bool:
-    """Whether each block of a cluster that shares the K of a tile finishes a piece of D's lines."""
-    if getattr(d, "folds", 1) > 1:
-        return False
-    return mapping.N // mapping.shares >= max(COLUMNS, NARROWEST // (2 if d is None else d.dtype.itemsize))
+def _finishes(mapping: CostedTile, d: ArrayLayout | None, epilogue: object) -> bool:
+    """Whether each block of a cluster that shares the K of a tile finishes pieces of D's lines (`least_columns`)."""
+    folds, dtype = getattr(d, "folds", 1), d.dtype if d is not None else getattr(epilogue, "result_dtype", None)
+    least = COLUMNS * folds if folds > 1 else max(COLUMNS, NARROWEST // (2 if dtype is None else dtype.itemsize))
+    return bool(mapping.N // mapping.shares % least == 0)
 
 
 def _sliding(table: MappingTable, a: ArrayLayout, b: ArrayLayout) -> MappingTable:

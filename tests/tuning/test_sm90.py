@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -306,7 +307,7 @@ def test_what_is_chosen_is_legal(sizes: tuple[int, int, int], orders: str) -> No
     assert found.problem.config.kernel in ("warp_specialised", "multistage")
 
 
-def mapping_of(sizes: tuple[int, int, int], dtype: str = "f4", orders: str = "nt", **given: Any) -> tuple:
+def mapping_of(sizes: tuple[int, int, int], dtype: Any = "f4", orders: str = "nt", **given: Any) -> tuple:
     M, N, K = sizes
     a = np.empty((M, K), np.float16) if orders[0] == "n" else np.empty((K, M), np.float16).T
     b = np.empty((K, N), np.float16) if orders[1] == "n" else np.empty((N, K), np.float16).T
@@ -325,6 +326,17 @@ def test_few_tiles_share_a_long_k(sizes: tuple[int, int, int], dtype: str, order
     """Within clusters, each of whose blocks finishes a piece of D's lines: of 8 columns of float32, of 16 of float16."""
     block, _, splits = mapping_of(sizes, dtype, orders)
     assert (block, splits) == wanted
+
+
+@pytest.mark.parametrize("K", [2048, 4096])
+def test_shares_of_a_narrow_d(K: int) -> None:
+    """D of 8 bits lies in lines of 32 columns at least. (A product of a few tiles that packed its D to int8 was refused.)"""
+    a, b = np.empty((64, K), np.float16), np.empty((64, K), np.float16).T
+    (packed,) = recorded(lambda: gk.matmul(a, b, epilogue=gk.epilogues.Pack(lambda x, y: x)), H100, zeros=False)
+    config = packed.problem.config
+    assert config.splits == 1 or config.block_shape.size.N // config.splits % 32 == 0
+    block, _, splits = mapping_of((64, 64, K), np.dtype(ml_dtypes.float8_e4m3fn))
+    assert splits == 1 or block[1] // splits % 32 == 0
 
 
 def test_tiles_of_64_columns() -> None:
