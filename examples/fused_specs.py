@@ -5,9 +5,9 @@
 | kernel | figure | what it computes | its own sizes |
 |---|---|---|---|
 | `mlp` | 11 | relu(... relu(X W0 + b0) ...), layers of width 128 in one launch | 2 to 20 layers |
-| `lstm` | 12 | relu(A B + X Y + bias): a simplified cell | K of both products |
+| `lstm` | 12 | relu(A B + X Y + bias): a simplified cell, by TMA, mbarriers and wgmma (sm_90) | rows and columns of a tile |
 | `layernorm` | 13 | rows of X less their mean, by their deviation, times gamma, plus beta | columns |
-| `product` | | A B for float16, by TMA, mbarriers and wgmma (sm_90) | rows and columns of a tile |
+| `product` | | A B for float16, in the same way | rows and columns of a tile |
 | `attention` | 14 | softmax(Q K^T / 8) V for heads of 64 columns | 384 keys in MLPerf's BERT |
 """
 
@@ -48,9 +48,8 @@ ROWS_TILE, WEIGHTS = T[128, 128].fp16.SH.in_lines(), T[256, 128].fp16.SH.in_line
 SUMS = T[64, 128].fp32.WR
 
 
-@cache
-def product(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "col", blocks: int = 132) -> Any:
-    """``kernel(a, b, c)``: a M x K row-major and b K x N in this ``order``, both of float16, c M x N of float32.
+def ring(rows: int, columns: int, stages: int, order: str, blocks: int, is_cell: bool) -> Any:
+    """A B, or for a cell relu(A B + X Y + bias), in tiles of ``rows`` x ``columns``; B and Y lie in this ``order``.
 
     One warp asks TMA for steps of 64 along K, as soon as a stage is empty; warpgroups of 64 rows multiply them. Blocks stay,
     and take a tile after the other. Steps are numbered through: number n is stage n % stages in its phase n // stages.
@@ -58,12 +57,13 @@ def product(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "
     groups, tile = rows // 64, 128 * (rows + columns)
     left, right = T[rows, 64].fp16.SH.in_lines(), T[64, columns].fp16.SH.in_lines(128, order)
     lefts, rights = T[rows * stages, 64].fp16.SH.in_lines(), T[64, columns * stages].fp16.SH.in_lines(128, order)
-    at_right, at_full, ring, held = 128 * rows * stages, tile * stages, T[stages].mbar.SH, T[64, columns].fp32.WR
+    at_right, at_full, of_stages, held = 128 * rows * stages, tile * stages, T[stages].mbar.SH, T[64, columns].fp32.WR
 
-    def kernel(own, threads, A, B, C):  # type: ignore[no-untyped-def]
+    def multiply(own, threads, A, B, X, Y, bias, C):  # type: ignore[no-untyped-def]
         one, t, steps, high = threads.scalar(), thread_index(), A.tile(ALL, 64).size(1), C.tile(rows, columns).size(0)
+        further = X.tile(ALL, 64).size(1) if is_cell else 0
         a, b = specs.Allocate(lefts).tile(rows, ALL), specs.Allocate(rights, at_right).tile(ALL, columns)
-        full, empty = specs.Allocate(ring, at_full), specs.Allocate(ring, at_full + 8 * stages)
+        full, empty = specs.Allocate(of_stages, at_full), specs.Allocate(of_stages, at_full + 8 * stages)
         number, n, count = own.indices()[0], 0, high * C.tile(rows, columns).size(1)
         if t == 0:
             specs.Init(2, one, full)                          # the copies of A and B
@@ -71,18 +71,26 @@ def product(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "
         barrier()
         if t == 128 * groups:
             while number < count:
-                x, y = A.tile(rows, 64), B.tile(64, columns)
                 for k in range(steps):
                     specs.Await(-1, one, empty[n])            # those of the round before have been read
-                    specs.CopyAsync(one, x[number % high, k], a[n % stages, 0], full[n])
-                    specs.CopyAsync(one, y[k, number // high], b[0, n % stages], full[n])
+                    specs.CopyAsync(one, A.tile(rows, 64)[number % high, k], a[n % stages, 0], full[n])
+                    specs.CopyAsync(one, B.tile(64, columns)[k, number // high], b[0, n % stages], full[n])
                     n += 1
+                if is_cell:
+                    for k in range(further):
+                        specs.Await(-1, one, empty[n])
+                        specs.CopyAsync(one, X.tile(rows, 64)[number % high, k], a[n % stages, 0], full[n])
+                        specs.CopyAsync(one, Y.tile(64, columns)[k, number // high], b[0, n % stages], full[n])
+                        n += 1
                 number += blocks
         elif t < 128 * groups:
             sums, group = specs.Allocate(held), t // 128
             while number < count:
-                specs.Init(0, WARPGROUP, sums)
-                for k in range(steps):
+                if is_cell:
+                    specs.Move(WARPGROUP, bias.tile(1, columns)[0, number // high], sums)
+                else:
+                    specs.Init(0, WARPGROUP, sums)
+                for k in range(steps + further):
                     specs.Await(one, full[n])
                     specs.MatMulAsync(WARPGROUP, a[n % stages, 0].tile(64, ALL)[group, 0], b[0, n % stages], sums)
                     if k > 0 and t % 128 == 0:                # the step before is done
@@ -91,11 +99,37 @@ def product(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "
                 specs.Await(WARPGROUP, sums)
                 if t % 128 == 0:
                     specs.Arrive(one, empty[n - 1])
+                if is_cell:
+                    specs.UnaryPointwise(relu, WARPGROUP, sums, sums)
                 specs.Move(WARPGROUP, sums, C.tile(rows, columns)[number % high, number // high].tile(64, ALL)[group, 0])
                 number += blocks
 
-    types = typed(kernel, A=T["M", "K"].fp16.GL.in_boxes(left), B=T["K", "N"].fp16.GL.in_boxes(right), C=T["M", "N"].fp32.GL)
-    return specs.kernel((blocks,), (128 * groups + 32,), (tile + 16) * stages)(types)
+    def product(own, threads, A, B, C):  # type: ignore[no-untyped-def]
+        multiply(own, threads, A, B, A, B, C, C)
+
+    def cell(own, threads, A, B, X, Y, bias, out):  # type: ignore[no-untyped-def]
+        multiply(own, threads, A, B, X, Y, bias, out)
+
+    forms = dict(A=T["M", "K"].fp16.GL.in_boxes(left), B=T["K", "N"].fp16.GL.in_boxes(right))
+    if is_cell:
+        typed(cell, **forms, X=T["M", "J"].fp16.GL.in_boxes(left), Y=T["J", "N"].fp16.GL.in_boxes(right),
+              bias=T[1, "N"].fp16.GL, out=T["M", "N"].fp16.GL)
+    else:
+        typed(product, **forms, C=T["M", "N"].fp32.GL)
+    return specs.kernel((blocks,), (128 * groups + 32,), (tile + 16) * stages)(cell if is_cell else product)
+
+
+@cache
+def product(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "col", blocks: int = 132) -> Any:
+    """``kernel(a, b, c)``: a M x K row-major and b K x N in this ``order``, both of float16, c M x N of float32."""
+    return ring(rows, columns, stages, order, blocks, False)
+
+
+@cache
+def lstm(rows: int = 128, columns: int = 256, stages: int = 4, order: str = "row", blocks: int = 132) -> Any:
+    """``kernel(a, b, x, y, bias, out)``: relu(a b + x y + bias), all of float16; a and x are row-major, b and y in this
+    ``order``, and bias is 1 x N."""
+    return ring(rows, columns, stages, order, blocks, True)
 
 
 @cache
@@ -131,46 +165,6 @@ def mlp(layers: int = 2) -> Any:
 
     typed(kernel, X=T["M", 128].fp16.GL, W=T[128 * layers, 128].fp16.GL, bias=T[layers, 128].fp16.GL, Y=T["M", 128].fp16.GL)
     return specs.kernel(grid=(cdiv("M", 128),), block=(256,), shared_bytes=32768 + 65536)(kernel)
-
-
-LEFT, RIGHT = T[256, 64].fp16.SH.in_lines(), T[128, 128].fp16.SH.in_lines()
-
-
-def bring(threads: Any, left: Any, right: Any, stage: int, A: Any, B: Any, row: int, column: int, k: int) -> None:
-    """Ask for 128 x 64 of A and 64 x 128 of B."""
-    one, t = threads.scalar(), thread_index()
-    rows, columns = A.tile(128, 64)[row, k], B.tile(64, 128)[k, column]
-    a, b = left.tile(128, ALL)[stage, 0], right.tile(64, ALL)[stage, 0]
-    for n in range(4):
-        specs.CopyAsync(one, rows.tile(1, 8)[32 * n + t // 8, t % 8], a.tile(1, 8)[32 * n + t // 8, t % 8])
-        specs.CopyAsync(one, columns.tile(1, 8)[16 * n + t // 16, t % 16], b.tile(1, 8)[16 * n + t // 16, t % 16])
-
-
-@cache
-def lstm(k: int = 1024) -> Any:
-    """``kernel(a, b, x, y, bias, out)``: relu(a b + x y + bias), both products over ``k``, a multiple of 64."""
-    def kernel(blocks, threads, A, B, X, Y, bias, out):  # type: ignore[no-untyped-def]
-        (i, j), group = blocks.indices(), GROUPS.indices()[0]
-        left, right, sums = specs.Allocate(LEFT), specs.Allocate(RIGHT, 32768), specs.Allocate(SUMS)
-        specs.Move(GROUPS, bias.tile(1, 128)[0, j], sums)
-        bring(threads, left, right, 0, A, B, i, j, 0)
-        for step in range(2 * k // 64):
-            specs.wait()
-            fence_async()
-            barrier()                                         # this step is there, and the step before has been read
-            following = step + 1
-            if following < k // 64:
-                bring(threads, left, right, following % 2, A, B, i, j, following)
-            elif following < 2 * k // 64:
-                bring(threads, left, right, following % 2, X, Y, i, j, following - k // 64)
-            stage = step % 2
-            specs.MatMul(GROUPS, left.tile(64, ALL)[2 * stage + group, 0], right.tile(64, ALL)[stage, 0], sums)
-        specs.UnaryPointwise(relu, GROUPS, sums, sums)
-        specs.Move(GROUPS, sums, out.tile(128, 128)[i, j].tile(64, ALL)[group, 0])
-
-    rows, columns = T["M", k].fp16.GL, T[k, "N"].fp16.GL
-    typed(kernel, A=rows, B=columns, X=rows, Y=columns, bias=T[1, "N"].fp16.GL, out=T["M", "N"].fp16.GL)
-    return specs.kernel(grid=(cdiv("M", 128), cdiv("N", 128)), block=(256,), shared_bytes=65536)(kernel)
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------------

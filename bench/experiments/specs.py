@@ -238,7 +238,9 @@ class FusedLstm(Composed):
     mapping = "specs"
 
     def ours(self, lib: Lib, x: Any) -> Call:
-        kernel, bias = fused_specs.lstm(self.k), x.bias.reshape(1, -1)
+        rows, columns, stages = (128, 256, 4) if self.m * self.n >= 132 * 128 * 256 else (64, 128, 8)
+        tiles = -(-self.m // rows) * -(-self.n // columns)
+        kernel, bias = fused_specs.lstm(rows, columns, stages, blocks=min(132, tiles)), x.bias.reshape(1, -1)
         return lambda: kernel(x.a, x.b, x.h, x.u, bias, x.out)
 
 

@@ -20,7 +20,7 @@ from gemmkit.ptx.memory import interleave_words, load_shared, pack_narrow, repoi
 from gemmkit.ptx.mma import MMA, SPECS, FragmentMap, MmaSpec, fragment_coordinate, ldmatrix, map_b, map_c, places
 from gemmkit.ptx.registers import is_pinned
 from gemmkit.ptx.special import lane_index
-from gemmkit.ptx.wmma import LOAD, SHAPES, STORE, WmmaSpec
+from gemmkit.ptx.wmma import LOAD, STORE, WmmaSpec
 from gemmkit.ptx.wmma import MMA as WMMA
 from gemmkit.ptx.wmma import SPECS as WMMA_SPECS
 from gemmkit.tiling import Coord, Tile, translate, translate_offset
@@ -518,13 +518,23 @@ def load_piece(piece: int, n: int, k_axis: int, layout: Any, pointer: Any, tile:
 
 @dataclass(frozen=True)
 class WMMAOp(Operator):
-    """16x16x16, 8x32x16 or 32x8x16 products: float16 or bfloat16 in, float32 (or float16) accumulation; sm_70+.
+    """Products of a warp on tensor cores through ``wmma``, which loads and stores its own fragments.
+
+    | ``dtype`` | M x N x K | ``accumulator`` | from |
+    |---|---|---|---|
+    | float16, bfloat16 | 16 x 16 x 16, 8 x 32 x 16, 32 x 8 x 16 | float32 (of float16 also float16) | sm_70, sm_80 |
+    | int8, uint8 | the same | int32; sums wrap | sm_75 |
+    | float32: its products are those of tf32 | 16 x 16 x 8 | float32 | sm_80 |
+    | float64 | 8 x 8 x 4 | float64 | sm_80 |
 
     ``a_order`` and ``b_order`` ("row" or "col") say how the shared tiles are laid out: the fragments depend on it, and
     `get_config` sets them from the shared layouts. Fragments are opaque, so a shared-to-registers transform may not ask
     for coordinates.
 
     Raises ValueError for a shape or a pair of dtypes that the instructions do not have.
+
+    >>> WMMAOp(8, 8, 4, "float64", "float64").shape
+    (8, 8, 4)
     """
 
     M: int = 16
@@ -541,12 +551,13 @@ class WMMAOp(Operator):
         super().__post_init__()
         for name in ("dtype", "accumulator"):
             object.__setattr__(self, name, dtype_given(getattr(self, name), "WMMAOp", name))
-        if self.shape not in SHAPES:
-            raise ValueError(f"WMMAOp(M={self.M}, N={self.N}, K={self.K}): the shapes are "
-                             + ", ".join("x".join(map(str, s)) for s in SHAPES))
-        if self._key not in WMMA_SPECS:
+        shapes = [shape for shape, *kinds in WMMA_SPECS if kinds == [self.dtype, self.accumulator]]
+        if not shapes:
             known = ", ".join(sorted({f"{i} -> {a}" for _, i, a in WMMA_SPECS}))
             raise ValueError(f"WMMAOp(dtype={self.dtype}, accumulator={self.accumulator}): the instructions have {known}")
+        if self.shape not in shapes:
+            raise ValueError(f"WMMAOp(M={self.M}, N={self.N}, K={self.K}): the shapes for {self.dtype} are "
+                             + ", ".join("x".join(map(str, s)) for s in shapes))
         for name in ("a_order", "b_order"):
             if getattr(self, name) not in ("row", "col"):
                 raise ValueError(f'WMMAOp({name}={getattr(self, name)!r}): "row" or "col" is needed')
@@ -557,7 +568,7 @@ class WMMAOp(Operator):
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
-        return (7, 0) if self.dtype == np.float16 else (8, 0)
+        return self.spec.minimum_arch
 
     @cached_property
     def spec(self) -> WmmaSpec:

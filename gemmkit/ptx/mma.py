@@ -260,9 +260,8 @@ def round_word(word: Any) -> Any:
 F16, BF16, F32, F64 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 S8, U8, S32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
-PTX_NAME = {F16: "f16", BF16: "bf16", F32: "f32"}
-_INPUT_NAME = {F16: "f16", BF16: "bf16", F32: "tf32", F64: "f64", E4M3: "e4m3", E5M2: "e5m2", S8: "s8", U8: "u8"}
-_SUM_NAME = {F16: "f16", F32: "f32", F64: "f64", S32: "s32"}
+INPUT_NAME = {F16: "f16", BF16: "bf16", F32: "tf32", F64: "f64", E4M3: "e4m3", E5M2: "e5m2", S8: "s8", U8: "u8"}
+SUM_NAME = {F16: "f16", F32: "f32", F64: "f64", S32: "s32"}
 
 
 def map_a(M: int, K: int, size: int) -> FragmentMap:
@@ -316,7 +315,7 @@ class MmaSpec:
 
     @cached_property
     def name(self) -> str:
-        kinds = "_".join((_INPUT_NAME[self.a_dtype], _INPUT_NAME[self.b_dtype], _SUM_NAME[self.accumulator]))
+        kinds = "_".join((INPUT_NAME[self.a_dtype], INPUT_NAME[self.b_dtype], SUM_NAME[self.accumulator]))
         return f"mma_m{self.M}n8k{self.K}_{kinds}"
 
     @cached_property
@@ -340,7 +339,7 @@ class MmaSpec:
     @cached_property
     def text(self) -> str:
         """The instruction, with ``$`` operands: D, A, B, C."""
-        a, b, acc = _INPUT_NAME[self.a_dtype], _INPUT_NAME[self.b_dtype], _SUM_NAME[self.accumulator]
+        a, b, acc = INPUT_NAME[self.a_dtype], INPUT_NAME[self.b_dtype], SUM_NAME[self.accumulator]
         x, y, z = (self.registers(operand) for operand in "abc")
         return (f"mma.sync.aligned.m{self.M}n8k{self.K}.row.col.{acc}.{a}.{b}.{acc} "
                 f"{braces(0, z)}, {braces(z, x)}, {braces(z + x, y)}, {braces(z + x + y, z)};")
@@ -382,12 +381,14 @@ def _all_specs() -> list[MmaSpec]:
 SPECS = MappingProxyType({(s.M, s.K, s.a_dtype, s.b_dtype, s.accumulator): s for s in _all_specs()})
 
 
-def _input_registers(builder: ir.IRBuilder, spec: MmaSpec, value: ir.Value, count: int) -> list:
+def input_registers(builder: ir.IRBuilder, value: ir.Value, count: int, is_tf32: bool) -> list:
+    """A fragment of A or B in registers; as tf32, float32 is rounded."""
     values = elements(builder, value, count)
-    return [tf32_from_f32(builder, x) for x in values] if spec.is_tf32 else to_registers(builder, values)
+    return [tf32_from_f32(builder, x) for x in values] if is_tf32 else to_registers(builder, values)
 
 
-def _register(accumulator: np.dtype) -> Any:
+def register_of(accumulator: np.dtype) -> Any:
+    """The LLVM type of a register with sums."""
     return {F32: ir.FloatType(), F64: ir.DoubleType()}.get(accumulator, ir.IntType(32))
 
 
@@ -402,9 +403,9 @@ def _typer(spec: MmaSpec) -> Any:
             return None
 
         def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            register, y, z = _register(spec.accumulator), spec.registers("b"), spec.registers("c")
-            x = _input_registers(builder, spec, v[0], a.count)
-            ys = _input_registers(builder, spec, v[1], b.count)
+            register, y, z = register_of(spec.accumulator), spec.registers("b"), spec.registers("c")
+            x = input_registers(builder, v[0], a.count, spec.is_tf32)
+            ys = input_registers(builder, v[1], b.count, spec.is_tf32)
             zs = to_registers(builder, elements(builder, v[2], c.count))
             out: list = []
             for n in range(times):

@@ -1,4 +1,11 @@
-"""``wmma``: a warp's matrix multiply with loads and stores of its own (PTX ISA; sm_70+, bfloat16 sm_80+).
+"""``wmma``: a warp's matrix multiply with loads and stores of its own (PTX ISA).
+
+| inputs | M x N x K | sums | from |
+|---|---|---|---|
+| float16; bfloat16 | 16 x 16 x 16, 8 x 32 x 16, 32 x 8 x 16 | float32 (of float16 also float16) | sm_70; sm_80 |
+| int8, uint8 | the same | int32, which wrap | sm_75 |
+| float32, as tf32 | 16 x 16 x 8 | float32 | sm_80 |
+| float64 | 8 x 8 x 4 | float64 | sm_80 |
 
 The fragments are opaque: which thread holds what is not specified, so transforms on them may not look at coordinates.
 The emulation deals the elements in turn; only load -> mma -> store as a whole means the same as on hardware.
@@ -6,6 +13,7 @@ The emulation deals the elements in turn; only load -> mma -> store as a whole m
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +26,22 @@ from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, prox
 from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, ir, signature, types
 from gemmkit.lang.scalars import assembly, braces, numba_type
 from gemmkit.ptx.memory import is_position
-from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME, shared_address
+from gemmkit.ptx.mma import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    INPUT_NAME,
+    S8,
+    S32,
+    SUM_NAME,
+    U8,
+    input_registers,
+    register_of,
+    rounded_to_tf32,
+    shared_address,
+    truncated_to_tf32,
+)
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 i32 = ir.IntType(32)
@@ -42,7 +65,20 @@ class WmmaSpec:
     @property
     def name(self) -> str:
         """Part of the atoms' names: two atoms of one name would be one compile-time value."""
-        return f"{self.shape}_{PTX_NAME[self.input]}_{PTX_NAME[self.accumulator]}"
+        return f"{self.shape}_{self.kind('a')}_{self.kind('c')}"
+
+    def kind(self, operand: str) -> str:
+        """The type's name in PTX."""
+        return SUM_NAME[self.accumulator] if operand == "c" else INPUT_NAME[self.input]
+
+    @property
+    def is_tf32(self) -> bool:
+        return self.input == F32
+
+    @property
+    def minimum_arch(self) -> tuple[int, int]:
+        """The least compute capability that has it."""
+        return (7, 0) if self.input == F16 else (7, 5) if self.accumulator == S32 else (8, 0)
 
     def extents(self, operand: str) -> tuple[int, int]:
         return {"a": (self.M, self.K), "b": (self.K, self.N), "c": (self.M, self.N)}[operand]
@@ -58,20 +94,24 @@ class WmmaSpec:
         return rows * columns // 32
 
     def registers(self, operand: str) -> int:
-        return self.count(operand) // (1 if self.dtype(operand) == F32 else 2)
+        return self.count(operand) * min(4, self.dtype(operand).itemsize) // 4
+
+    def register(self, operand: str) -> ir.Type:
+        """Their LLVM type."""
+        return register_of(self.accumulator if operand == "c" or self.input == F64 else S32)
 
     def load_text(self, operand: str, layout: str, space: str = "shared") -> str:
         n = self.registers(operand)
-        return (f"wmma.load.{operand}.sync.aligned.{layout}.{self.shape}.{space}.{PTX_NAME[self.dtype(operand)]} "
+        return (f"wmma.load.{operand}.sync.aligned.{layout}.{self.shape}.{space}.{self.kind(operand)} "
                 f"{braces(0, n)}, [${n}], ${n + 1};")
 
     def store_text(self, layout: str, space: str = "shared") -> str:
         n = self.registers("c")
-        return (f"wmma.store.d.sync.aligned.{layout}.{self.shape}.{space}.{PTX_NAME[self.accumulator]} "
+        return (f"wmma.store.d.sync.aligned.{layout}.{self.shape}.{space}.{self.kind('c')} "
                 f"[$0], {braces(1, n)}, ${n + 1};")
 
     def mma_text(self, a_layout: str, b_layout: str) -> str:
-        acc, kind = PTX_NAME[self.accumulator], PTX_NAME[self.input]
+        acc, kind = self.kind("c"), self.kind("a")
         suffix = f"{acc}.{acc}" if self.input == F16 else f"{acc}.{kind}.{kind}.{acc}"
         a, b, c = self.registers("a"), self.registers("b"), self.registers("c")
         return (f"wmma.mma.sync.aligned.{a_layout}.{b_layout}.{self.shape}.{suffix} {braces(0, c)}, {braces(c, a)}, "
@@ -88,10 +128,31 @@ class WmmaSpec:
         values = np.array([[f[v] for f in fragments] for v in range(rows * columns // 32)])
         return values.reshape(rows, columns)
 
+    def deal_lines(self, operand: str, layout: str, parts: list) -> list:
+        """Fragments of what the lanes read, a piece of a row (or column) each."""
+        rows, columns = self.extents(operand)
+        flat = np.array([x for part in parts for x in part], self.dtype(operand))
+        return self.deal(operand, flat.reshape(rows, columns) if layout == "row" else flat.reshape(columns, rows).T)
+
+    def collect_lines(self, layout: str, fragments: list) -> list:
+        """What the lanes write of C's fragments."""
+        matrix = self.collect("c", fragments)
+        return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
+
     def compute(self, operands: list) -> list:
-        a, b, c = (self.collect(name, [o[n] for o in operands]).astype(np.float32) for n, name in enumerate("abc"))
+        """What the warp computes: from 32 (a, b, c) to 32 fragments of D. Integers wrap, float32 is cut to tf32."""
+        wide = {S32: "i8", F64: "f8"}.get(self.accumulator, "f4")
+        a, b, c = (self.collect(name, [o[n] for o in operands]).astype(wide) for n, name in enumerate("abc"))
+        if self.is_tf32:
+            a, b = truncated_to_tf32(a), truncated_to_tf32(b)
         with np.errstate(all="ignore"):
             return self.deal("c", (a @ b + c).astype(self.accumulator))
+
+    def multiply(self, operands: list) -> list:
+        """What the atom computes: float32 is rounded to tf32."""
+        if not self.is_tf32:
+            return self.compute(operands)
+        return self.compute([(rounded_to_tf32(a), rounded_to_tf32(b), c) for a, b, c in operands])
 
 
 def _wide(spec: WmmaSpec, operand: str) -> Any:
@@ -113,7 +174,7 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         if not isinstance(pointer, SharedType) or pointer.dtype != spec.dtype(operand):
             return None
         result = _wide(spec, operand)
-        register = ir.FloatType() if spec.dtype(operand) == F32 else i32
+        register = spec.register(operand)
 
         def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
@@ -128,14 +189,8 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         thread = current()
         first, share = _lane_share(spec, operand, layout, thread.lane, stride)
         values = pointer.load(int(base) + int(offset) + first, share)
-        rows, columns = spec.extents(operand)
-
-        def meet(parts: list) -> list:
-            flat = np.array([x for part in parts for x in part], pointer.dtype)
-            matrix = flat.reshape(rows, columns) if layout == "row" else flat.reshape(columns, rows).T
-            return spec.deal(operand, np.ascontiguousarray(matrix))
-
-        return thread.collective(f"wmma.load.{operand}", values, meet, sync=False)
+        return thread.collective(f"wmma.load.{operand}", values, functools.partial(spec.deal_lines, operand, layout),
+                                 sync=False)
 
     return Atom(f"wmma_load_{operand}_{layout}_{spec.name}", typer, emulate)
 
@@ -168,7 +223,7 @@ def load_global_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         if not is_position(view, base, offset) or view.dtype != spec.dtype(operand) or view.unit != unit:
             return None
         result = _wide(spec, operand)
-        register = ir.FloatType() if spec.dtype(operand) == F32 else i32
+        register = spec.register(operand)
 
         def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             operands = list(_line_address(c, b, view, v, (base, offset), unit))
@@ -184,13 +239,8 @@ def load_global_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         share = rows * columns // 32
         line, along = divmod(current().lane * share, columns if unit else rows)
         values = view.load(unit, (i + line, j + along) if unit else (i + along, j + line), share)
-
-        def meet(parts: list) -> list:
-            flat = np.array([x for part in parts for x in part], view.dtype)
-            matrix = flat.reshape(rows, columns) if unit else flat.reshape(columns, rows).T
-            return spec.deal(operand, np.ascontiguousarray(matrix))
-
-        return current().collective(f"wmma.load.{operand}.global", values, meet, sync=False)
+        return current().collective(f"wmma.load.{operand}.global", values,
+                                    functools.partial(spec.deal_lines, operand, layout), sync=False)
 
     return Atom(f"wmma_load_global_{operand}_{layout}_{spec.name}", typer, emulate)
 
@@ -213,12 +263,7 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
 
     def emulate(pointer: Any, base: int, offset: int, stride: int, fragment: tuple) -> None:
         thread = current()
-
-        def meet(fragments: list) -> list:
-            matrix = spec.collect("c", fragments)
-            return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
-
-        mine = thread.collective("wmma.store.d", fragment, meet, sync=False)
+        mine = thread.collective("wmma.store.d", fragment, functools.partial(spec.collect_lines, layout), sync=False)
         first, _ = _lane_share(spec, "c", layout, thread.lane, stride)
         pointer.store(int(base) + int(offset) + first, tuple(mine))
 
@@ -245,12 +290,7 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
 
     def emulate(view: Any, base: tuple, offset: tuple, fragment: tuple) -> None:
         thread = current()
-
-        def meet(fragments: list) -> list:
-            matrix = spec.collect("c", fragments)
-            return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
-
-        mine = thread.collective("wmma.store.d.global", fragment, meet, sync=False)
+        mine = thread.collective("wmma.store.d.global", fragment, functools.partial(spec.collect_lines, layout), sync=False)
         i, j = _check_lines(view, base, offset, unit, "wmma.store.d")
         line, along = divmod(thread.lane * len(mine), spec.extents("c")[unit])
         view.store(unit, (i + line, j + along) if unit else (i + along, j + line), tuple(mine))
@@ -263,25 +303,25 @@ def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
     def typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
         if (a, b, c) != tuple(_wide(spec, name) for name in "abc"):
             return None
-        register = ir.FloatType() if spec.accumulator == F32 else i32
 
         def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            operands: list = []
-            for value, name in zip(v, "abc"):
-                operands += to_registers(builder, elements(builder, value, spec.count(name)))
-            out = assembly(builder, spec.mma_text(a_layout, b_layout), [register] * spec.registers("c"), operands)
+            operands = [*input_registers(builder, v[0], spec.count("a"), spec.is_tf32),
+                        *input_registers(builder, v[1], spec.count("b"), spec.is_tf32),
+                        *to_registers(builder, elements(builder, v[2], spec.count("c")))]
+            out = assembly(builder, spec.mma_text(a_layout, b_layout), [spec.register("c")] * spec.registers("c"), operands)
             return ctx.make_tuple(builder, c, from_registers(builder, out, ctx.get_value_type(c.dtype)))
 
         return signature(c, a, b, c), codegen
 
     def emulate(a: tuple, b: tuple, c: tuple) -> tuple:
-        return current().collective("wmma.mma", (a, b, c), spec.compute, sync=False)
+        return current().collective("wmma.mma", (a, b, c), spec.multiply, sync=False)
 
     return Atom(f"wmma_mma_{a_layout}_{b_layout}_{spec.name}", typer, emulate)
 
 
-SPECS = MappingProxyType({(shape, kind, acc): WmmaSpec(*shape, kind, acc)
-                          for shape in SHAPES for kind, acc in ((F16, F32), (F16, F16), (BF16, F32))})
+KINDS = (*((shape, *kinds) for shape in SHAPES for kinds in ((F16, F32), (F16, F16), (BF16, F32), (S8, S32), (U8, S32))),
+         ((16, 16, 8), F32, F32), ((8, 8, 4), F64, F64))
+SPECS = MappingProxyType({key: WmmaSpec(*key[0], *key[1:]) for key in KINDS})
 LOAD = MappingProxyType({(key, operand, layout): load_atom(spec, operand, layout)
                          for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")})
 LOAD_GLOBAL = MappingProxyType({(key, operand, layout): load_global_atom(spec, operand, layout)

@@ -256,7 +256,7 @@ def _warp_specialised(a: ArrayLayout, b: ArrayLayout, given: Operator | None, si
     supply = table.supply_of(*infos)
     shared = by_workspace(sizes, device, products, table.workspace, table.least_shared)
     beside = (dataclasses.replace(one, cluster=(1, 1)) for one in (*table.aligned, *table.clustered))
-    tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *(EXTRA if table.tries_more else ()))))
+    tiles = list(dict.fromkeys((*table.mappings, *table.small, *shared, *beside, *(EXTRA if table.tries_more else ()))))
     if widths is not None and not any(one.N in widths for one in tiles):
         tiles = [dataclasses.replace(one, N=width) for one in sm90.MAPPINGS for width in widths]
     least = max(1, sizes[0]), max(1, sizes[1]), max(1, sizes[2])

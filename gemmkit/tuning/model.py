@@ -159,6 +159,7 @@ class CostedTile:
     is_half: bool = False              # of a symmetric D: tiles on one side of the diagonal alone are computed
     packed: int = 1                    # how many elements of the first operand take the bytes of one
     taps: int = 1                      # of the second operand: taps that share lines
+    given: float = CLUSTER_BYTES       # bytes a cycle that the L2 gives all blocks where those of a cluster share K
 
     @cached_property
     def tiles(self) -> int:
@@ -208,7 +209,7 @@ class CostedTile:
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
             moved = clusters * lines * LINE * (self.M + self.N)
-            return cycles if shares == 1 or self.packed > 1 else max(cycles, moved / CLUSTER_BYTES)   # 8 TB/s were seen
+            return cycles if shares == 1 or self.packed > 1 else max(cycles, moved / self.given)   # 8 TB/s were seen
         fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
@@ -230,7 +231,7 @@ class CostedTile:
         found the soonest."""
         rows, columns = (math.ceil(size / (tile * across))
                          for size, tile, across in zip(sizes, (self.M, self.N), self.cluster))
-        few = products == 1 and self.splits == 1 and (rows * columns <= FEW_TILES or min(rows, columns) == 1)
+        few = products == 1 and self.shares == self.within and (rows * columns <= FEW_TILES or min(rows, columns) == 1)
         return dataclasses.replace(self, order=Hilbert()) if few else self
 
     @property

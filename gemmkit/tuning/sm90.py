@@ -100,7 +100,7 @@ INTERLEAVED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.
 # of the L2 is fetched twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200:
 # 3.49 and 3.61), and 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
 INTERLEAVED_ROWS = tuple(one for one in INTERLEAVED if one.N != 192)
-ALIGNED = mappings_of(tables.ALIGNED)
+ALIGNED, FEW_COLUMNS, WITH_C = map(mappings_of, (tables.ALIGNED, tables.FEW_COLUMNS, tables.WITH_C))
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
                   for one in MAPPINGS + mappings_of((*tables.NARROW, *tables.THREE, *tables.BETWEEN))
                   for cluster in tables.CLUSTERS.get((one.M, one.N, one.depth // LINE), tables.ALL_CLUSTERS))
@@ -110,6 +110,8 @@ STREAMED, STREAMED_CLUSTERED = streaming(MAPPINGS), streaming(CLUSTERED)
 SPLIT = tuple(one for row in tables.SPLIT for shares in tables.SHARES for one in mappings_of([row], splits=shares))
 ALONE = tuple(one for one in mappings_of(tables.WORKSPACE) if one.cluster == (1, 1))    # no blocks share operands
 SMALL_SPLIT = tuple(one for shares in tables.SHARES[:2] for one in mappings_of([tables.SMALL_SPLIT], splits=shares))
+SMALL_SHARES = tuple(one for row, lines, listed in tables.SMALL_SHARES for shares in listed
+                     for one in mappings_of([row], splits=shares, depth=lines * LINE, given=tables.SMALL_SHARED))
 STAGED_SPLIT = _stepping(SPLIT, tables.STAGED_STEPS)
 STAGED = mappings_of(tables.STAGED, order=Hilbert()) + STAGED_SPLIT
 REWRITTEN = mappings_of(tables.REWRITTEN, order=Hilbert()) + STAGED_SPLIT
@@ -126,13 +128,14 @@ SCALED = mappings_of(tables.SCALED)
 class MappingTable:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``streamed`` those whose
-    clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not
-    chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
-    ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
-    ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few``
-    that a few tiles take the order that is found the soonest (`CostedTile.ordered`);
-    ``tries_more`` that the tuner tries tiles beside all these (`gemmkit.tuning.tables.EXTRA`).
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``small`` those of few
+    columns whose blocks share it within a cluster, as D's lines allow; ``streamed`` those whose clusters stream K, and
+    ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not chosen by their
+    modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and ``clustered``
+    where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there. ``halves_stages`` says
+    that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few`` that a few tiles take
+    the order that is found the soonest (`CostedTile.ordered`); ``tries_more`` that the tuner tries tiles beside all
+    these (`gemmkit.tuning.tables.EXTRA`).
     """
 
     mappings: tuple[CostedTile, ...]
@@ -140,6 +143,7 @@ class MappingTable:
     streamed: tuple[CostedTile, ...] = ()
     streamed_clustered: tuple[CostedTile, ...] = ()
     least_shared: int = 0
+    small: tuple[CostedTile, ...] = ()
     aligned: tuple[CostedTile, ...] = ()
     clustered: tuple[CostedTile, ...] = ()
     supply: Supply = UNALIGNED_LINES
@@ -160,11 +164,12 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
-                      ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
-BY_WINDOWS = dataclasses.replace(BY_TMA, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT, workspace=mappings_of(
-    tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
-BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + mappings_of(tables.BRAIDED) + SPLIT)
-BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
+                      SMALL_SHARES, ALIGNED + FEW_COLUMNS, CLUSTERED, orders_few=True, tries_more=True)
+BY_PARTS = dataclasses.replace(BY_TMA, small=(), aligned=ALIGNED)              # what it is of operands that are not plain
+BY_WINDOWS = dataclasses.replace(BY_PARTS, mappings=MAPPINGS + mappings_of(tables.WINDOWS) + SPLIT,
+                                 workspace=mappings_of(tables.WORKSPACE + tables.WINDOWS_WORKSPACE))
+BY_BRAIDS = dataclasses.replace(BY_PARTS, mappings=INTERLEAVED + mappings_of(tables.BRAIDED) + SPLIT)
+BY_BRAIDED_ROWS = dataclasses.replace(BY_PARTS, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED, _stepping(ALONE, tables.TRANSPOSED_STEPS), least_shared=tables.LEAST_SHARED)
 BY_REGISTERS = MappingTable(TRANSFORMED)
 BY_FETCHES = MappingTable(ACROSS, _stepping(ALONE, tables.ACROSS_STEPS), least_shared=tables.LEAST_SHARED)
@@ -260,10 +265,11 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
     (a, b), infos, fields, sizes, products = asked.operands, asked.infos, asked.fields, asked.sizes, asked.products
     if fields.get("operator") is not None or not applies(a.dtype, b.dtype, fields, device):
         return None
-    c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
+    c, d, of_a, of_b, of_c = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"], infos["c"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
-    if table is BY_WINDOWS:
+    of_windows = table is BY_WINDOWS
+    if of_windows:
         table = _sliding(table, a, b)
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
@@ -272,13 +278,20 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
         listed = tuple(one for one in copies.hoppers(BY_ELEMENTS, sizes, device, products) if always or one.splits == 1)
     else:
         first, last = _shareable(table, supply is None, a, b)
+        if supply is None:
+            first += table.small
+        first = tuple(one for one in first if one.shares == 1 or _finishes(one, d, fields.get("epilogue")))
         workspace = table.workspace
         if getattr(d, "is_half", False):
             first, last, workspace = map(_of_half, (first, last, workspace))
         shared = by_workspace(sizes, device, products, workspace, table.least_shared) if always else ()
+        if of_c is not None and table is BY_TMA and supply is None:
+            last += WITH_C
         listed = first + can_share(shared, a, b) + last if always else first
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
+    if of_windows and isinstance(d, Matricised):
+        listed = tuple(dataclasses.replace(one, finish=one.finish + tables.WINDOWS_STORED * one.M * one.N) for one in listed)
     if "splits" in fields:
         listed = tuple(one for one in listed if one.shares == fields["splits"]) or listed
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
@@ -302,6 +315,13 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
         fitted = can_share(fitted_tiles(sizes, device), a, b)
         return min((mapping, *fitted), key=lambda one: one.fetching(sizes, device)) if fitted else mapping
     return mapping
+
+
+def _finishes(mapping: CostedTile, d: ArrayLayout | None, epilogue: object) -> bool:
+    """Whether each block of a cluster that shares the K of a tile finishes pieces of D's lines (`least_columns`)."""
+    folds, dtype = getattr(d, "folds", 1), d.dtype if d is not None else getattr(epilogue, "result_dtype", None)
+    least = COLUMNS * folds if folds > 1 else max(COLUMNS, NARROWEST // (2 if dtype is None else dtype.itemsize))
+    return bool(mapping.N // mapping.shares % least == 0)
 
 
 def _sliding(table: MappingTable, a: ArrayLayout, b: ArrayLayout) -> MappingTable:

@@ -24,16 +24,20 @@ MAPPINGS = (
     (64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
     (64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
 )
-# Beside them for windows of convolutions, which often have 64 filters or 32. The steps are what tensor cores read of shared
-# memory (128 bytes a cycle), not fitted. (f16, 32 images of 56 x 56 x 64, 64 filters of 3 x 3, H200, 2026-11-28: 19.4 us by
-# the first, 20.3 by the second, 22.4 by 64x64 in ping-pong, 41.1 by 128x128; cuDNN 27.8. 64^3 positions of 32 channels, 32
+# Beside them for windows of convolutions, which often have 64 filters or 32. What tensor cores read of shared memory and TMA
+# writes there (128 bytes a cycle) decides the steps. (f16, 32 images of 56 x 56 x 64, 64 filters of 3 x 3, H200, 2026-11-28:
+# 19.4 us by the first, 20.3 by the second, 22.4 by 64x64 in ping-pong, 41.1 by 128x128; cuDNN 27.8. 28 x 28 x 128, 128
+# filters, 2026-11-30: 18.3 us by the first, 14.4 by 64x128, 15.7 by 128x128; cuDNN 17.3. 64^3 positions of 32 channels, 32
 # filters of 3^3: 313 by the last, 347 by the third, cuDNN 242.)
 WINDOWS = (
-    (128, 64, "pingpong", 8, (1, 1), 300, 1000, 2000),
-    (256, 64, "cooperative", 8, (1, 1), 560, 3500, 0),
-    (128, 32, "pingpong", 8, (1, 1), 220, 900, 2000),
-    (256, 32, "cooperative", 8, (1, 1), 350, 2200, 0),
+    (128, 64, "pingpong", 8, (1, 1), 405, 1000, 2000),
+    (256, 64, "cooperative", 8, (1, 1), 780, 3500, 0),
+    (128, 32, "pingpong", 8, (1, 1), 300, 900, 2000),
+    (256, 32, "cooperative", 8, (1, 1), 470, 2200, 0),
 )
+# Cycles that storing an element of D takes where the positions of windows do not follow each other in memory (gradients of a
+# convolution with a stride: 28 x 28 of 56 x 56 positions, 128 channels, 3 x 3: 24.9 us by 64x128, 28.6 by 128x128).
+WINDOWS_STORED = 0.15
 # In their place where taps share the lines of shared memory; the cycles are of 64 elements of K, whatever a stage has. (64^3
 # positions of 32 channels, 32 filters of 3^3, H200, 2026-11-30: 135 us by the first, 141 by the second, 160 by the third,
 # 214 by 128x32 in ping-pong, 305 where taps share nothing; cuDNN 258.)
@@ -83,6 +87,13 @@ ALIGNED = (
     (64, 96, "cooperative", 4, (1, 1), 300, 2700, 0),
 )
 
+# Beside these of plain operands, for few columns (100352 x 64 x 256: 17.7 us, 19.3 by 128x128; x 64 x 1024 53.1, 58.8 by
+# 192x96; but 16384 x 64 x 1024 10.8, 10.3 by 64x64, and 65536 x 32 x 1024 35.1, 34.1 by 64x32; H200, 2026-11-30).
+FEW_COLUMNS = ((128, 64, "pingpong", 8, (1, 1), 520, 1000, 2000),)
+# Beside these if there is a C: two warpgroups finish a tile, where one of ping-pong's would (1024^3 into float32: 7.34 us,
+# 8.0 by 64x128; H200, 2026-11-30).
+WITH_C = ((128, 64, "cooperative", 8, (1, 1), 300, 3000, 0),)
+
 # Beside them where rows do not begin at lines of the L2, so that an operand's tile is two lines a row: blocks of a cluster
 # share what is fetched. Where rows do begin there, waiting for each other costs more than it saves.
 # (On an H200, 2026-11-23: 1216 x 406 x 1544 takes 14.5 us by tiles of 64 x 128 and 9.1 by clusters of 2x2 of 128 x 64;
@@ -109,10 +120,15 @@ SPLIT = (
     (128, 128, "cooperative", 8, (1, 1), 560, 6500, 0),
     (64, 128, "cooperative", 4, (1, 1), 330, 5500, 0),
 )
-# Of 8-bit operands and of tf32 smaller tiles as well, in 2 or 4 shares; their k-tiles take what those of whole tiles take.
-# (e4m3 on an H200, 2026-11-28: 512 x 64 x 3216 4.5 us by four shares of these, 5.2 by eight of 64x128; 896 x 32 x 15792 9.0
-# and 12.6.)
+# Smaller tiles as well. Of 8-bit operands and of tf32 the first, in 2 or 4 shares; its k-tiles take what those of whole
+# tiles take. (e4m3 on an H200, 2026-11-28: 512 x 64 x 3216 4.5 us by four shares of these, 5.2 by eight of 64x128; 896 x 32
+# x 15792 9.0 and 12.6.) Of 16-bit ones as many shares as D's lines have pieces. (f16 to f32, H200, 2026-11-30:
+# 64 x 64 x 2048 takes 3.1 us by the second, 3.2 by the first, 4.5 in one share; x 4096 3.8, 3.6 and 7.5, 4.8 by 64x128;
+# 256 x 1024 x 6272 to f16 11.2 us in two shares of the first, 13.5 in one of 64x32.)
 SMALL_SPLIT = (64, 64, "cooperative", 4, (1, 1), 200, 3500, 0)
+SMALL_SHARES = (((64, 64, "cooperative", 4, (1, 1), 205, 3900, 0), 1, (2, 4, 8)),       # lines of a stage; shares
+                ((64, 32, "cooperative", 4, (1, 1), 150, 3400, 0), 2, (4,)))
+SMALL_SHARED = 7000                    # bytes a cycle that the L2 gives their blocks: neighbours read the same lines at once
 LEAST_SMALL = 8                        # k-tiles
 # Cycles of a k-tile of 128 and of 64 rows of them where producer warps stage or rewrite an operand, or start copies.
 STAGED_STEPS, COPIED_STEPS = {128: 1300, 64: 1000}, {128: 1265, 64: 1000}
@@ -285,7 +301,6 @@ DEQUANTISED_FLOAT8_WORKSPACE = (
 # Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
 EXTRA = (
     (256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
-    (128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
     (64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
     (64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
 )

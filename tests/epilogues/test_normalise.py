@@ -529,7 +529,7 @@ def test_launches_of_a_cluster(launches: list[Any], kind: str, M: int, N: int, b
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("shape", "columns"), [((16384, 256, 1024), 256), ((4000, 64, 4096), 64), ((8192, 1024, 4096), None)])
+@pytest.mark.parametrize(("shape", "columns"), [((16384, 256, 1024), 256), ((4000, 64, 1024), 64), ((8192, 1024, 4096), None)])
 def test_tiles_that_hold_rows_are_worth_a_second_pass(shape: tuple[int, int, int], columns: int | None) -> None:
     """Where the plain product would take narrower tiles that are hardly quicker."""
     M, N, K = shape

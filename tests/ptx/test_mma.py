@@ -17,7 +17,7 @@ from gemmkit.operators import MMAOp
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.mma import ROWS_8X8, fragment_coordinate, ldmatrix, rounded_to_tf32, stmatrix
 from gemmkit.ptx.special import barrier, lane_index
-from gemmkit.ptx.wmma import LOAD, MMA, SHAPES, SPECS, STORE
+from gemmkit.ptx.wmma import LOAD, MMA, SPECS, STORE
 from tests.support.harness import Out, Runtime, compiled, emulated, instructions, leaves_nothing, on_device, same_bits
 
 # ==========================================================================================================================
@@ -32,6 +32,7 @@ from tests.support.harness import Out, Runtime, compiled, emulated, instructions
 # may keep 13 bits of a sum (Ada, and Hopper's wgmma), so they have the bound of those. float64 is added as everywhere else.
 
 F16, F32, F64, BF16 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8"), np.dtype(ml_dtypes.bfloat16)
+S8, U8, S32 = np.dtype("i1"), np.dtype("u1"), np.dtype("i4")
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INSTRUCTIONS = {
     MMAOp(): "m16n8k16.row.col.f32.f16.f16.f32",
@@ -345,9 +346,9 @@ def wmma_kernel(d: Any, a: Any, b: Any, c: Any, how: Any) -> None:
 
 
 def copy_in(pointer: Any, source: Any, count: int) -> None:
-    for step in range(count // 64):
-        at = 64 * step + 2 * lane_index()
-        store_shared(pointer, at, 0, load_global(source, 0, (at,), (0,), 2))
+    for step in range(count // 32):
+        at = 32 * step + lane_index()
+        store_shared(pointer, at, 0, load_global(source, 0, (at,), (0,), 1))
 
 
 def flat(matrix: np.ndarray, layout: str) -> np.ndarray:
@@ -365,7 +366,7 @@ def wmma_result(d: np.ndarray, how: Wmma) -> np.ndarray:
     return d.reshape(m, n) if how.c == "row" else d.reshape(n, m).T
 
 
-WMMAS = [Wmma((shape, *types), *layouts) for shape in SHAPES for types in ((F16, F32), (F16, F16), (BF16, F32))
+WMMAS = [Wmma(key, *layouts) for key in SPECS
          for layouts in (("row", "row", "row"), ("col", "row", "row"), ("row", "col", "col"), ("col", "col", "col"))]
 
 
@@ -387,8 +388,8 @@ def test_wmma_multiplies(how: Wmma, rng: np.random.Generator) -> None:
 def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> None:
     ptx = compiled(wmma_kernel, *wmma_arguments(how, "normal", rng)[0])
     shape = "m{}n{}k{}".format(*how.key[0])
-    names = {F16: "f16", F32: "f32", BF16: "bf16"}
-    kind, acc = names[how.kind], names[how.accumulator]
+    names = {F16: "f16", F32: "f32", BF16: "bf16", S8: "s8", U8: "u8", S32: "s32", F64: "f64"}
+    kind, acc = "tf32" if how.kind == F32 else names[how.kind], names[how.accumulator]
     types = f"{acc}.{acc}" if how.kind == F16 else f"{acc}.{kind}.{kind}.{acc}"
     assert {k: n for k, n in instructions(ptx).items() if k.startswith("wmma")} == {
         f"wmma.load.a.sync.aligned.{how.a}.{shape}.shared.{kind}": 1,
@@ -410,7 +411,7 @@ def test_wmma_is_assembled(how: Wmma, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", sorted({key[0] for key in SPECS}), ids=str)
 def test_wmma_on_the_gpu(shape: tuple[int, int, int], rng: np.random.Generator) -> None:
     for how in WMMAS:
         if how.key[0] != shape:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.ptx.mma import PTX_NAME, collect, distribute
+from gemmkit.ptx.mma import INPUT_NAME, SUM_NAME, collect, distribute
 from gemmkit.ptx.mma import SPECS as MMA
 from gemmkit.ptx.wmma import SPECS as WMMA
 from tests.ptx_machine.faults import Fault, UnknownInstruction
@@ -17,7 +17,7 @@ from tests.ptx_machine.registry import effect
 from tests.ptx_machine.transfers import address
 from tests.ptx_machine.transfers import registers as names
 
-DTYPES = {name: dtype for dtype, name in PTX_NAME.items()}
+DTYPES = {name: dtype for dtype, name in (*INPUT_NAME.items(), *SUM_NAME.items())}
 B32 = KINDS["b32"]
 
 

@@ -90,11 +90,15 @@ def test_product_of_every_phase(order: str, rng: np.random.Generator) -> None:
 
 
 @RUNS
-@pytest.mark.parametrize("sizes", [(40, 136, 64), (130, 72, 128)], ids=str)
-def test_lstm(run: Any, sizes: tuple, rng: np.random.Generator) -> None:
-    m, n, k = sizes
-    a, b, x, y, bias = normal(rng, m, k), normal(rng, k, n), normal(rng, m, k), normal(rng, k, n), normal(rng, 1, n)
-    found = run(fused_specs.lstm(k), a, b, x, y, bias, aligned(np.zeros((m, n), F16)))
+@pytest.mark.parametrize(("case", "sizes"), [((64, 64, 2, "row", 2), (100, 72, 136, 64)), ((128, 64, 3, "col", 2), (130, 136, 72, 208)),
+                                             ((64, 64, 4, "row", 1), (1, 8, 8, 200))], ids=str)
+def test_lstm(run: Any, case: tuple, sizes: tuple, rng: np.random.Generator) -> None:
+    """K of both products differ, and are no multiples of a step."""
+    m, n, k, j = sizes
+    a, b, x, y, bias = normal(rng, m, k), normal(rng, k, n), normal(rng, m, j), normal(rng, j, n), normal(rng, 1, n)
+    if case[3] == "col":
+        b, y = (aligned(np.ascontiguousarray(w.T)).T for w in (b, y))
+    found = run(fused_specs.lstm(*case), a, b, x, y, bias, aligned(np.zeros((m, n), F16)))
     np.testing.assert_allclose(found, fused_specs.lstm_reference(a, b, x, y, bias), rtol=2e-3, atol=1e-2)
 
 
@@ -131,7 +135,7 @@ def test_at_the_papers_sizes(rng: np.random.Generator) -> None:
 @pytest.mark.compile
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("kernel", "most", "needed"), [
-    (fused_specs.mlp(20), 168, {"HGMMA": 8, "LDGSTS": 16}), (fused_specs.lstm(1024), 128, {"HGMMA": 4, "LDGSTS": 8}),
+    (fused_specs.mlp(20), 168, {"HGMMA": 8, "LDGSTS": 16}), (fused_specs.lstm(), 168, {"HGMMA": 4, "UTMALDG": 10}),
     (fused_specs.product(), 168, {"HGMMA": 4, "UTMALDG": 2}), (fused_specs.product(order="row"), 168, {"HGMMA": 4, "UTMALDG": 5}),
     (fused_specs.layernorm(1024), 80, {"SHFL": 10}), (fused_specs.attention(384), 200, {"HMMA": 64, "LDSM": 36}),
 ], ids=["mlp", "lstm", "product", "product, B by rows", "layernorm", "attention"])

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -304,6 +305,53 @@ def test_what_is_chosen_is_legal(sizes: tuple[int, int, int], orders: str) -> No
     b = np.empty((K, N), np.float16) if orders[1] == "n" else np.empty((N, K), np.float16).T
     found, = recorded(lambda: gk.matmul(a, b), H100, zeros=False)
     assert found.problem.config.kernel in ("warp_specialised", "multistage")
+
+
+def mapping_of(sizes: tuple[int, int, int], dtype: Any = "f4", orders: str = "nt", **given: Any) -> tuple:
+    M, N, K = sizes
+    a = np.empty((M, K), np.float16) if orders[0] == "n" else np.empty((K, M), np.float16).T
+    b = np.empty((K, N), np.float16) if orders[1] == "n" else np.empty((N, K), np.float16).T
+    c = np.empty((M, N), dtype) if given.pop("c", False) else None
+    (found,) = recorded(lambda: gk.matmul(a, b, c, out=np.empty((M, N), dtype), **given), H100, zeros=False)
+    config = found.problem.config
+    return config.block_shape.extents[:2], config.schedule, config.splits
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "orders", "wanted"), [
+    ((64, 64, 512), "f4", "nt", ((64, 32), 1)), ((64, 64, 1024), "f4", "nt", ((64, 32), 4)), ((64, 64, 1024), "f2", "nt", ((64, 32), 1)),
+    ((64, 64, 4096), "f4", "nt", ((64, 64), 8)), ((64, 64, 4096), "f2", "nt", ((64, 64), 4)), ((64, 40, 2048), "f2", "tt", ((64, 64), 4)),
+    ((256, 1024, 6272), "f2", "tn", ((64, 64), 2)), ((512, 512, 1024), "f4", "nt", ((64, 32), 1)),
+])
+def test_few_tiles_share_a_long_k(sizes: tuple[int, int, int], dtype: str, orders: str, wanted: tuple) -> None:
+    """Within clusters, each of whose blocks finishes a piece of D's lines: of 8 columns of float32, of 16 of float16."""
+    block, _, splits = mapping_of(sizes, dtype, orders)
+    assert (block, splits) == wanted
+
+
+@pytest.mark.parametrize("K", [2048, 4096])
+def test_shares_of_a_narrow_d(K: int) -> None:
+    """D of 8 bits lies in lines of 32 columns at least. (A product of a few tiles that packed its D to int8 was refused.)"""
+    a, b = np.empty((64, K), np.float16), np.empty((64, K), np.float16).T
+    (packed,) = recorded(lambda: gk.matmul(a, b, epilogue=gk.epilogues.Pack(lambda x, y: x)), H100, zeros=False)
+    config = packed.problem.config
+    assert config.splits == 1 or config.block_shape.size.N // config.splits % 32 == 0
+    block, _, splits = mapping_of((64, 64, K), np.dtype(ml_dtypes.float8_e4m3fn))
+    assert splits == 1 or block[1] // splits % 32 == 0
+
+
+def test_tiles_of_64_columns() -> None:
+    """For few columns, and for a C, whose tiles two warpgroups finish."""
+    assert mapping_of((100352, 64, 256), "f2", "nn") == ((128, 64), "pingpong", 1)
+    assert mapping_of((1024, 1024, 1024), c=True) == ((128, 64), "cooperative", 1)
+
+
+@pytest.mark.parametrize(("sizes", "dtype"), [((40, 24, 1024), "f4"), ((40, 24, 2048), "f2"), ((16, 16, 4096), "f4")], ids=str)
+def test_small_shares_are_right(sizes: tuple[int, int, int], dtype: str, rng: np.random.Generator) -> None:
+    M, N, K = sizes
+    assert mapping_of(sizes, dtype)[2] > 1
+    a, b = rng.integers(-3, 4, (M, K)).astype(np.float16), rng.integers(-3, 4, (N, K)).astype(np.float16).T
+    with gk.emulate(mapping="device"):
+        assert np.array_equal(gk.matmul(a, b, out=np.empty((M, N), dtype)), a.astype(np.float32) @ b.astype(np.float32))
 
 
 @pytest.mark.parametrize("columns", [3072, 3000])

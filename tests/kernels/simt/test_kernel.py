@@ -25,6 +25,7 @@ from tests.support.patches import Seeded
 # What decides the result and what only the speed: any legal mapping, drawn at random, gives NumPy's result.
 
 OPERATORS = [MMAOp(), MMAOp(accumulator="f2"), WMMAOp(), WMMAOp(8, 32), WMMAOp(32, 8),
+             WMMAOp(dtype="i1", accumulator="i4"), WMMAOp(8, 8, 4, "f8", "f8"), WMMAOp(K=8, dtype="f4"),
              *(FPUOp(m * mb, n * nb, k, mb, nb, dtype=dtype, accumulator=accumulator)
                for m, n, k, mb, nb, dtype, accumulator in ((2, 1, 1, 4, 8, "f4", "f4"), (1, 2, 2, 8, 4, "f4", "f8"),
                                                            (4, 4, 1, 4, 8, "i2", "i4"), (8, 1, 1, 2, 16, "f2", "f4")))]

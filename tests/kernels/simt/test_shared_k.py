@@ -67,14 +67,14 @@ def test_sums_are_gathered(machine: Any, splits: int, shape: tuple, rng: np.rand
 @pytest.mark.parametrize("operator", [
     FPUOp(8, 16, dtype=F8), FPUOp(8, 16, dtype=I4), FPUOp(8, 16, dtype="i1"), FPUOp(16, 16, dtype=F2, accumulator=F4),
     FPUOp(8, 16, dtype=F2), FPUOp(8, 16, dtype="i1", accumulator="i2"), MMAOp(), MMAOp(accumulator=F2), WMMAOp(),
-    WMMAOp(accumulator=F2), FPUOp(4, 8)], ids=repr)
+    WMMAOp(accumulator=F2), WMMAOp(8, 8, 4, F8, F8), WMMAOp(dtype="i1", accumulator=I4), FPUOp(4, 8)], ids=repr)
 def test_other_operators(machine: Any, operator: Any, rng: np.random.Generator) -> None:
     """Accumulators of 1 to 8 bytes, several fragments a warp."""
     m, n, k = operator.shape
     dtype = operator.fragment_a.dtype
     a, b = whole(rng, (2 * m + 1, 7 * 16 + 3), dtype), whole(rng, (7 * 16 + 3, 2 * n - 1), dtype)
     conf = config(operator, 4, compute_warp=Tile(M=2 * m, N=n, K=max(4, k)), block_shape=Tile(M=2 * m, N=2 * n, K=16),
-                  **({"shared_a_layout": Padded(ColMajor(dtype), 8)} if isinstance(operator, WMMAOp) else {}))
+                  **({"shared_a_layout": Padded(ColMajor(dtype), 16 // dtype.itemsize)} if isinstance(operator, WMMAOp) else {}))
     if isinstance(operator, WMMAOp):
         assert conf.operator.a_order == "col"
     expected = reference(a, b).astype(operator.fragment_c.dtype)
