@@ -268,8 +268,7 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
     c, d, of_a, of_b, of_c = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"], infos["c"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
-    of_windows = table is BY_WINDOWS
-    if of_windows:
+    if of_windows := table is BY_WINDOWS:
         table = _sliding(table, a, b)
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
@@ -285,8 +284,7 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
         if getattr(d, "is_half", False):
             first, last, workspace = map(_of_half, (first, last, workspace))
         shared = by_workspace(sizes, device, products, workspace, table.least_shared) if always else ()
-        if of_c is not None and table is BY_TMA and supply is None:
-            last += WITH_C
+        last += WITH_C if of_c is not None and table is BY_TMA and supply is None else ()
         listed = first + can_share(shared, a, b) + last if always else first
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
@@ -297,24 +295,23 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
     if reads_late:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
-        listed = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
-                       for one in listed)
+        listed = tuple(dataclasses.replace(x, step=1.07 * x.step) if x.schedule == "pingpong" else x for x in listed)
     epilogue = fields.get("epilogue")
     if isinstance(epilogue, Epilogue) and epilogue.is_last and epilogue.reduces:
         together = (with_rows_exchanged(one, sizes) for one in listed) if _has_short_states(d) and always else ()
         listed = tuple(with_second_pass(one, sizes, products, a.dtype.itemsize) for one in listed)
         listed += can_share(filter(None, together), a, b)
     mapping = fastest(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
-    if table.orders_few:
-        mapping = mapping.ordered(sizes, products)
+    mapping = mapping.ordered(sizes, products) if table.orders_few else mapping
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
-    is_plain = always and not reads_late and products == 1 and set(fields) <= {"epilogue"} and not (
-        getattr(epilogue, "is_last", False) or getattr(d, "is_half", False))
-    if table is BY_TMA and supply is None and is_plain and isinstance(b, Plain) and b.axis == 0:
-        fitted = can_share(fitted_tiles(sizes, device), a, b)
-        return min((mapping, *fitted), key=lambda one: one.fetching(sizes, device)) if fitted else mapping
-    return mapping
+    is_aligned, is_alone = table is BY_TMA and supply is None, always and products == 1 and set(fields) <= {"epilogue"}
+    is_late = reads_late or getattr(epilogue, "is_last", False) or getattr(d, "is_half", False)
+    if not (is_aligned and is_alone) or is_late or getattr(b, "axis", 1) != 0:
+        return mapping
+    fitted = (one for one in can_share(fitted_tiles(sizes, device), a, b)
+              if one.shares == 1 or asked.new is ColMajor or _finishes(one, d, epilogue))
+    return min((mapping, *fitted), key=lambda one: one.fetching(sizes, device))
 
 
 def _finishes(mapping: CostedTile, d: ArrayLayout | None, epilogue: object) -> bool:

@@ -54,7 +54,7 @@ def test_one_arithmetic_for_all_rows(dtype: np.dtype, keywords: dict[str, Any], 
 def test_few_rows_are_exchanged() -> None:
     """Hopper's kernel takes the tiles of few rows, as without the keyword, but with all of K."""
     call = resolved(1, 4096, 4096, "nt", F16)
-    assert call.swap_ab and call.config.block_shape.size.N == 16 and not resolved(256, 4096, 4096, "nt", F16).swap_ab
+    assert call.swap_ab and call.config.block_shape.size.N == 16 and not resolved(300, 4096, 4096, "nt", F16).swap_ab
     usual = recorded(lambda: gk.matmul(np.empty((1, 4096), F16), operand(4096, 4096, "nt", F16)), H100, zeros=False)[0].problem
     assert usual.config.splits > 1
     said = repr(gk.explain(np.empty((1, 4096), F16), operand(4096, 4096, "nt", F16), **INVARIANT))
