@@ -178,6 +178,7 @@ LIBRARIES = (
     Line("schedules: Fireiron's listings", "specs", "listings", of_library),
     Line("schedules: tiles in shared memory, f16 to f32", "specs", "staged"),
     Line("schedules and `matmul`, small f16 to f32", "specs", "small"),
+    Line("specs: an MLP, LSTM cells, layer norms and attention, against PyTorch and cuDNN", "specs", "fused_specs"),
     Line("training in torch.compile, against `nn.Linear`", "training", "training"),
     Line("decoder layers by the backend of torch.compile, against Inductor", "compiled", "layer"),
     Line("MLPs by the backend of torch.compile, against Inductor", "compiled", "mlp"),

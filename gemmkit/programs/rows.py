@@ -780,11 +780,11 @@ def turned_bytes(program: RowProgram, infos: Names[str, ArrayInfo]) -> int:
 
 
 def check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:
-    check_launch(infos, sizes, {}, program.indices, [], {}, program.stores, results=ROW_RESULTS)
     count, longest = math.prod(sizes[index.extent] for index in program.indices), max(program.lengths)
     if count >= 2**31 or longest >= 2**31:
         raise refused(ValueError, f"{count} rows of {longest} elements; less than 2**31 of each is needed",
                       program.line)
+    check_launch(infos, sizes, {}, program.indices, [], {}, program.stores, results=ROW_RESULTS)
 
 
 def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:

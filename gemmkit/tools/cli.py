@@ -333,7 +333,9 @@ def choose_operator(options: argparse.Namespace, a: np.dtype, b: np.dtype, sizes
     if options.operator in ("mma", "wmma"):
         if a != b:
             raise ValueError(f"--operator {options.operator}: A is {a} and B is {b}; it multiplies operands of one type")
-        return MMAOp(dtype=a, accumulator=given) if options.operator == "mma" else WMMAOp(dtype=a, accumulator=accumulator)
+        shapes = {"float32": (16, 16, 8), "float64": (8, 8, 4)}
+        return (MMAOp(dtype=a, accumulator=given) if options.operator == "mma" else
+                WMMAOp(*shapes.get(a.name, (16, 16, 16)), a, accumulator))
     default = operator_for(a, b, sizes, device, options.batch)
     if options.operator is None and isinstance(default, MMAOp):
         return dataclasses.replace(default, accumulator=accumulator)

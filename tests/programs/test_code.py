@@ -14,8 +14,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.functions.grouped import by_groups, of_token_groups
+from gemmkit.kernels.collectives.split_k import LAST_PARTS, PARTS
 from gemmkit.kernels.masks import Causal
-from gemmkit.kernels.rows import FEW, MANY
 from gemmkit.plans.ahead import recorded
 from gemmkit.programs import multistage
 from gemmkit.runtime.compile import disassemble, instruction_counts
@@ -272,7 +272,7 @@ def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: 
     assert not [line for one in loops(disassemble(shares.launchable.entry().cubin)) for line in written_in_flight(one)]
     merging = loops(disassemble(merge.launchable.entry().cubin), "LDG")
     ahead = [[line.startswith("LDG") for line in one[:next(n for n, line in enumerate(one) if line.startswith("MUFU"))]] for one in merging]
-    assert [sum(one) for one in ahead] == [3 * MANY, 3 * FEW] and len(merging[0]) <= 40 * MANY
+    assert [sum(one) for one in ahead] == [3 * PARTS, 3 * LAST_PARTS] and len(merging[0]) <= 40 * PARTS
 
 
 @pytest.mark.compile

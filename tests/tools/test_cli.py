@@ -68,7 +68,7 @@ def test_what_is_no_command(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--a-dtype", "float9"], "--a-dtype float9: no dtype of this name; for example float16"),
-    (["--operator", "wmma", "--a-dtype", "f32"], "WMMAOp(dtype=float32"),
+    (["--operator", "wmma", "--a-dtype", "complex64"], "WMMAOp(dtype=complex64"),
     (["--operator", "mma", "--b-dtype", "f32"], "--operator mma: A is float16 and B is float32"),
     (["--block", "64x64"], "--block 64x64: MxNxK is needed"),
     (["--block", "100x64x64"], "block_shape=Tile(M=100"),
