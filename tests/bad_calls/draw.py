@@ -68,8 +68,10 @@ def _broken_call(call: Call, rng: np.random.Generator) -> Case:
         given.insert(0, "None")
         names += [a.name for a in call.arguments]
     names += _related(call, names)
-    if call.function == "epilogues.Bias" or any("Bias(" in values[int(n)] for n in chosen):
+    if any("Bias(" in values[int(n)] for n in chosen):
         names += ["bias", "Bias"]
+    if call.function.startswith("epilogues."):                            # the component, too
+        names.append(call.function.removeprefix("epilogues."))
     if call.function == "gk.get_config":                                  # what is chosen by default does not go with it
         names += ["block_shape", "compute_warp"]
     if "matmul(result" in call.after:                                     # an operand, by then
@@ -85,7 +87,8 @@ def _broken_call(call: Call, rng: np.random.Generator) -> Case:
 
 
 def _plain(argument: Argument, value: str) -> str:
-    return value if argument.kind == "array" else "None"
+    plain = f"np.asarray({value})" if value.startswith("np.matrix(") else value       # a stack of matrices cannot be multiplied
+    return plain if argument.kind == "array" else "None"
 
 
 def _related(call: Call, names: list[str]) -> list[str]:
