@@ -87,12 +87,12 @@ class BlockSparse(Matrix):
     operator that is no sum of products leaves them out of its reduction.
 
     ``array`` is (R, C) of any strides. ``mask`` is a bool array, ceil(R / rows) x ceil(C / columns), on the array's device.
-    The kernel reads it in each call, so it may change between two calls. The kernel's tiles must divide the blocks, so that
-    a tile lies in one block.
+    The kernel reads it in each call, so it may change between two calls. Tiles divide the blocks, so that a tile lies in one
+    block. Of real numbers, blocks of a multiple of 16 rows and columns have such tiles; of a multiple of 64, fast ones.
 
     Raises TypeError for what is no array and for blocks that are no whole numbers; ValueError for an array or a mask that is
     no matrix, for blocks of no elements, and for a mask of another dtype or shape. `matmul` raises TypeError for a
-    ``condition`` beside it, and ConfigError where tiles do not divide the blocks.
+    ``condition`` beside it, and ConfigError where the tiles of a ``conf``, or all tiles, do not divide the blocks.
 
     >>> import numpy as np, gemmkit as gk
     >>> a = np.float32(np.full((32, 64), np.nan))

@@ -20,6 +20,7 @@ With A contiguous along its columns (tt) it is the operand that has to be transp
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -87,11 +88,12 @@ class ProductProblem(Asked, MappingProblem):
 
     read = staticmethod(Candidate.of_plain)
 
-    def candidates(self, device: DeviceInfo) -> Iterator[Asked]:
+    def candidates(self, device: DeviceInfo) -> Iterator[Asked | Candidate]:
         if self.group is not None:
             yield from _of_group(self, device)
         elif not _is_of_bytes(self) or isinstance(self.layouts["b"], GroupQuantised):
             yield _swap_ab(self, device) or self
+            yield from _of_blocks(self, device)
         else:                                          # on tensor cores, or on the ordinary units
             with suppress(ConfigError):
                 narrow = candidates.narrow(self, device)
@@ -114,6 +116,10 @@ class ProductProblem(Asked, MappingProblem):
             return choose(dataclasses.replace(self, key=None), device)
         return Choice(*_configured(self, device, mapping))
 
+    def refusal(self, refused: list[ConfigError], last: Any) -> ConfigError:
+        """Of tiles for a mask the first reason, which has the usual tiles."""
+        return refused[0 if "condition" in self.fields else -1]
+
     def settled(self, choice: Choice, device: DeviceInfo) -> Choice:
         """In the emulator tiles are small, unless the kernel's way rests on them."""
         if not takes_small_mappings() or choice.by in ("boxes", "quantised", "swap_ab") or _is_of_bytes(self):
@@ -123,6 +129,25 @@ class ProductProblem(Asked, MappingProblem):
 
 def _is_of_bytes(asked: Asked) -> bool:
     return asked.fields.get("operator") is None and asked.sums.is_of_bytes
+
+
+def _of_blocks(asked: Asked, device: DeviceInfo) -> Iterator[Candidate]:
+    """Mappings whose tiles divide the blocks of a mask, for a product whose usual tiles do not: those of the tables, then
+    the smallest of the single-stage kernel."""
+    condition, (a, b), infos = asked.fields.get("condition"), asked.operands, asked.infos
+    if condition is None or condition.is_always or set(asked.fields) & sm90.MAPPING_FIELDS:
+        return
+    given = asked.fields.get("operator")
+    operator = operator_for(a.dtype, b.dtype, asked.sizes, device) if given is None else given
+    lanes = tables.LANES[16, 16] if type(operator) is FPUOp else None
+    listed = candidates.candidates(a, b, given, asked.sizes, device, asked.products, (infos["a"], infos["b"]))
+    listed += [Candidate("singlestage", (*tile, size), (16, 16), lanes)
+               for size, other in itertools.product((32, 16), (64, 32)) for tile in ((size, other), (other, size))]
+    for one in listed:
+        m, n, k = one.block
+        with suppress(ConfigError):
+            condition.check_tiles(Tile(M=m, N=n, K=k))
+            yield one
 
 
 def _with_operator(asked: Asked, operator: Operator) -> Asked:

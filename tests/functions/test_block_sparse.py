@@ -16,7 +16,7 @@ from gemmkit.kernels.spec import Both, Condition
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.plans import ahead
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.device import H100
+from gemmkit.runtime.device import A100, H100
 from gemmkit.tiling import Tile
 from gemmkit.tuning import sm90 as hopper
 from gemmkit.tuning.model import Asked
@@ -253,6 +253,38 @@ def test_clusters_whose_blocks_may_differ() -> None:
     with gk.emulate(), pytest.raises(gk.ConfigError, match="blocks of a cluster compute the same k-tiles, and the condition may "
                                      r"differ between them; use Tile\(M=1, N=1\)"):
         gk.matmul(a, np.ones((size.K, 16), F16), conf=conf)
+
+
+BLOCKS = [(16, 16), (32, 32), (48, 16), (96, 64), (64, 128)]
+
+
+@on_machines
+@pytest.mark.parametrize("which", "ab")
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_masks_of_any_blocks(machine: Any, dtype: np.dtype, block: tuple[int, int], which: str, rng: np.random.Generator) -> None:
+    """By the mapping that is chosen for a device."""
+    shapes = (70, 100), (100, 40)
+    found, mask, stands = sparse(rng, shapes["ab".index(which)], block, dtype)
+    other = whole(rng, shapes["ba".index(which)], dtype)
+    held, out = gk.functions.BlockSparse(machine.array(found), machine.array(mask), block), machine.array(poison((70, 40), dtype))
+    a, b = (held, machine.array(other)) if which == "a" else (machine.array(other), held)
+    with gk.emulate(mapping="device") if machine.emulated else machine.session():
+        gk.matmul(a, b, out=out)
+    exact = stands.astype(float) @ other.astype(float) if which == "a" else other.astype(float) @ stands.astype(float)
+    assert np.array_equal(machine.numpy(out).astype(float), exact)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("device", [H100, A100], ids=["H100", "A100"])
+def test_no_size_refuses_a_mask(device: Any, block: tuple[int, int]) -> None:
+    """Tiles that the sizes would have otherwise may not divide its blocks."""
+    for dtype in (F16, F32, np.dtype(np.float64)):
+        for M, N, K in ((128, 64, 128), (1024, 1024, 1024), (4096, 4096, 4096), (8192, 512, 512), (96, 40, 384)):
+            mask = np.ones((-(-M // block[0]), -(-K // block[1])), bool)
+            a, b = gk.functions.BlockSparse(np.empty((M, K), dtype), mask, block), np.empty((K, N), dtype)
+            [made] = ahead.recorded(lambda: gk.matmul(a, b), device, zeros=False)
+            a.condition("a").check_tiles(made.problem.config.block_shape)
 
 
 @pytest.mark.parametrize(("block", "of_b"), [((128, 128), False), ((64, 64), False), ((256, 64), False), ((64, 128), True),
