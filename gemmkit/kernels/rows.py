@@ -272,7 +272,7 @@ class ClusterTeam(BlockTeam):
     def left_by(self, left: SharedPointer, combine: Callable, identity: Numeric) -> Any:
         """Of each 32 warps of the cluster, combined."""
         parts = generate(self.blocks * self.warps // LANES, left_in_block, self.warps, left)
-        return fold_registers(len(parts) - 1, with_next, parts[0], parts, combine)
+        return registers.reduce(combine, parts[0], parts[1:])
 
     def meet(self) -> None:
         cluster_barrier()
@@ -284,10 +284,6 @@ class ClusterTeam(BlockTeam):
 def left_in_block(n: int, warps: int, left: SharedPointer) -> Any:
     warp = n * LANES + lane_index()
     return load_shared_of(udiv(warp, warps), left, warp % warps, 0, 1)[0]
-
-
-def with_next(value: Numeric, n: int, parts: tuple, combine: Callable) -> Any:
-    return combine(value, parts[n + 1])
 
 
 def added(a: Numeric, b: Numeric) -> Any:

@@ -55,6 +55,15 @@ class Condition(Component):
         return Both(self, other)
 
 
+def can_be_asked(condition: Condition, block: Tile) -> bool:
+    """Whether a condition can be asked of tiles of ``block``: they divide the blocks of a mask."""
+    try:
+        condition.check_tiles(block)
+    except ConfigError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Both(Condition):
     """Two conditions, of which both must hold."""

@@ -44,7 +44,7 @@ from gemmkit.kernels.config import (
     sizes_given,
     with_swap_ab,
 )
-from gemmkit.kernels.spec import FAMILIES, rule
+from gemmkit.kernels.spec import FAMILIES, can_be_asked, rule
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, GroupQuantised, Plain, RowMajor, Zero
@@ -143,11 +143,7 @@ def _of_blocks(asked: Asked, device: DeviceInfo) -> Iterator[Candidate]:
     listed = candidates.candidates(a, b, given, asked.sizes, device, asked.products, (infos["a"], infos["b"]))
     listed += [Candidate("singlestage", (*tile, size), (16, 16), lanes)
                for size, other in itertools.product((32, 16), (64, 32)) for tile in ((size, other), (other, size))]
-    for one in listed:
-        m, n, k = one.block
-        with suppress(ConfigError):
-            condition.check_tiles(Tile(M=m, N=n, K=k))
-            yield one
+    yield from (one for one in listed if can_be_asked(condition, Tile(M=one.block[0], N=one.block[1], K=one.block[2])))
 
 
 def _with_operator(asked: Asked, operator: Operator) -> Asked:

@@ -27,7 +27,7 @@ from gemmkit.kernels.sm90.kernel import TmaProducer
 from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes import CpAsyncLines, CpAsyncProducer, PlacedTma, Request, StagedRoute, Tma
-from gemmkit.kernels.spec import Condition
+from gemmkit.kernels.spec import Condition, can_be_asked
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.number_rules import part_dtypes
@@ -307,7 +307,7 @@ def mapping_for(asked: Asked, device: DeviceInfo) -> CostedTile | None:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     is_aligned, is_alone = table is BY_TMA and supply is None, always and products == 1 and set(fields) <= {"epilogue"}
     is_late = reads_late or getattr(epilogue, "is_last", False) or getattr(d, "is_half", False)
-    if not (is_aligned and is_alone) or is_late or getattr(b, "axis", 1) != 0:
+    if not (is_aligned and is_alone) or is_late or not isinstance(b, Plain) or b.axis != 0:
         return mapping
     fitted = (one for one in can_share(fitted_tiles(sizes, device), a, b)
               if one.shares == 1 or asked.new is ColMajor or _finishes(one, d, epilogue))
@@ -387,16 +387,10 @@ def columns_of_scaled(sizes: Sizes, device: DeviceInfo, most: int) -> int:
 
 
 def _in_blocks(listed: tuple[CostedTile, ...], condition: Condition, itemsize: int) -> tuple[CostedTile, ...]:
-    """The mappings of whose tiles a condition can be asked (they divide the blocks of a mask); all where it can of none: the
-    configuration's rule then says why."""
-    def is_asked(one: CostedTile) -> bool:
-        try:
-            condition.check_tiles(Tile(M=one.M, N=one.N, K=one.depth // itemsize))
-        except ConfigError:
-            return False
-        return True
-
-    return tuple(filter(is_asked, listed)) or listed
+    """The mappings of whose tiles a condition can be asked; all where it can of none: the configuration's rule then says
+    why."""
+    return tuple(one for one in listed
+                 if can_be_asked(condition, Tile(M=one.M, N=one.N, K=one.depth // itemsize))) or listed
 
 
 def _reads_late(a: ArrayLayout, b: ArrayLayout, c: ArrayLayout | None, d: ArrayLayout | None, infos: Infos,

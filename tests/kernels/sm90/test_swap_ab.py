@@ -334,6 +334,15 @@ def nans(M: int, N: int, dtype: Any = F16, order: str = "C") -> np.ndarray:
     return np.full((M, N), np.nan, dtype, order)                                                    # type: ignore[call-overload]
 
 
+def on_a_gpu(M: int, N: int, K: int, order: str, dtype: Any) -> tuple[Any, Any, Any, Any]:
+    """PyTorch, its dtype, and operands as `operands` has them."""
+    torch = pytest.importorskip("torch")
+    kind = torch.float16 if dtype == F16 else torch.bfloat16
+    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").to(kind)
+            for shape, o in zip(((M, K), (K, N)), order))
+    return torch, kind, *(x.T if o == "t" else x for x, o in zip((a, b), order))           # type: ignore[return-value]
+
+
 CASES = [(1, 128, 128, "nt"), (3, 128, 200, "nn"), (8, 136, 192, "tt"), (17, 140, 136, "nt"), (32, 128, 136, "tn"),
          (33, 129, 128, "nt"), (64, 128, 144, "nn"), (2, 131, 257, "nn")]
 
@@ -404,9 +413,7 @@ def test_a_few_columns_against_numpy(M: int, N: int, K: int, order: str, monkeyp
 @pytest.mark.gpu
 @pytest.mark.parametrize("M, N, K, order", [(9059, 64, 3824, "nt"), (4608, 64, 2208, "tt"), (4608, 8, 2208, "tn"), (9000, 40, 2056, "nn")])
 def test_a_few_columns_on_a_gpu(M: int, N: int, K: int, order: str) -> None:
-    torch = pytest.importorskip("torch")
-    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").half().movedim(0, int(o == "t"))
-            for shape, o in zip(((M, K), (K, N)), order))
+    torch, _, a, b = on_a_gpu(M, N, K, order, F16)
     bias, out = torch.randint(-9, 10, (N,), device="cuda").half(), torch.full((M, N), float("nan"), device="cuda").half()
     gk.matmul(a, b, out=out, epilogue=Bias(bias) | ReLU())
     assert torch.equal(out.double(), (a.double() @ b.double() + bias.double()).clip(0).half().double())
@@ -457,11 +464,7 @@ def test_some_rows_or_columns_against_numpy(M: int, N: int, K: int, order: str, 
     (65, 4096, 1024, "nt"), (72, 2048, 2048, "nn"), (100, 4104, 1088, "nt"), (144, 14336, 1024, "nn"), (177, 4096, 14336, "nt"),
     (255, 2056, 1024, "nt"), (4096, 144, 1024, "nt"), (2050, 72, 2048, "nt"), (5000, 200, 1088, "nt"), (2048, 255, 8192, "nt")])
 def test_some_rows_or_columns_on_a_gpu(M: int, N: int, K: int, order: str, dtype: Any) -> None:
-    torch = pytest.importorskip("torch")
-    kind = torch.float16 if dtype == F16 else torch.bfloat16
-    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").to(kind)
-            for shape, o in zip(((M, K), (K, N)), order))
-    a, b = (x.T if o == "t" else x for x, o in zip((a, b), order))
+    torch, kind, a, b = on_a_gpu(M, N, K, order, dtype)
     c, bias = torch.randint(-9, 10, (M, N), device="cuda").to(kind), torch.randint(-9, 10, (N,), device="cuda").to(kind)
     exact, out = a.double() @ b.double(), torch.full((M, N), float("nan"), dtype=kind, device="cuda")
     for got, expected in ((gk.matmul(a, b, out=out), exact), (gk.matmul(a, b, c), exact + c.double()),
@@ -702,11 +705,7 @@ def test_slices_of_eight_columns(N: int, splits: int) -> None:
     (1, 1024, 1024, "nt"), (3, 1024, 1024, "nn"), (8, 1032, 1088, "tt"), (17, 1100, 1032, "nt"), (32, 1024, 1040, "tn"),
     (33, 1025, 1024, "nt"), (64, 1024, 1040, "nn"), (8, 4096, 4096, "nt"), (5, 14336, 1024, "nn"), (64, 4096, 2048, "tt")])
 def test_on_a_gpu_of_few_rows(M: int, N: int, K: int, order: str, dtype: Any) -> None:
-    torch = pytest.importorskip("torch")
-    kind = torch.float16 if dtype == F16 else torch.bfloat16
-    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").to(kind)
-            for shape, o in zip(((M, K), (K, N)), order))
-    a, b = (x.T if o == "t" else x for x, o in zip((a, b), order))
+    torch, kind, a, b = on_a_gpu(M, N, K, order, dtype)
     c = torch.randint(-9, 10, (M, N), device="cuda").to(kind)
     expected = a.double() @ b.double()
     out = torch.full((M, N), float("nan"), dtype=kind, device="cuda")
