@@ -398,8 +398,8 @@ def _tiles_of_group(operator: Operator, infos: Sequence[Any], device: DeviceInfo
 # -- swap-AB ----------------------------------------------------------------------------------------------------------
 
 OF_B = {"transform_global_to_shared_b", "transform_shared_to_regs_b"}
-MOST_ROWS = 64                         # of so many, where tiles are too few to fill the multiprocessors; else of
-FEW_ROWS = 32                          # these, whatever the tiles
+MOST_ROWS = 64                         # of so many; of more than
+FEW_ROWS = 32                          # these blocks share K only where they are too few to fill the multiprocessors
 LEAST = 1024                           # columns, and elements along K
 LEAST_ROWS = MOST_ROWS + 1             # of A, where B is transformed: of fewer nothing is measured
 SWAP_WORTH = 0.97                      # of the product's modelled time as it is, where both have the same tables
@@ -520,8 +520,9 @@ def _is_rewritten(asked: Asked) -> bool:
 # | 4096 x 14336 | 30.2, 30.3 | 30.0, 33.4 | 30.0, 31.4 | 30.3, 31.9 |
 # | 14336 x 4096 | 31.3, 29.7 | 31.1, 30.1 | 31.1, 30.0 | 31.2, 30.4 |
 #
-# As it is, the product of 1 to 32 rows took 11.5 to 62 us there; of 48 or 64 rows it gains from this up to 4096 columns
-# (64 x 4096 x 4096: 11.2 us, 12.5; 64 x 8192 x 1024: 7.4, 6.5).
+# As it is, the product of 1 to 32 rows took 11.5 to 62 us there. 33 to 64 rows have tiles as wide as they are, and share no
+# K where one block a tile fills the multiprocessors (36 x 6144 x 4096 nt: 17.2 us, 22.8 as it is; 64 x 28672 x 4096 61.3,
+# 64.4; 48 x 11168 x 2368 nn 17.3, 19.7; 64 x 14336 x 4096 33.9, 33.3; 2026-11-30).
 
 ROWS, DEPTH = 64, 128                  # of a tile: B's columns, and along K
 SLICE = 8                              # columns of D^T that a block of a cluster finishes, at least
@@ -538,11 +539,14 @@ def _of_few_rows(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
     if d is not None and d.vector_axis != 1:           # of rows of D^T a block would finish 16 columns or more
         return None
     tiles = -(-N // ROWS)
-    if M > FEW_ROWS and 2 * tiles > device.sm_count:
-        return None
-    splits = next((n for n in (8, 4) if tiles * n <= device.sm_count), 2)
-    columns = max(-(-M // SLICE), splits)              # in slices; a power of two, so that all blocks finish as many
-    columns = SLICE * (1 << (columns - 1).bit_length())
+    splits = next((n for n in (8, 4, 2) if tiles * n <= device.sm_count), 2 if M <= FEW_ROWS else 1)
+    lies_along_k = getattr(asked.layouts["a"], "axis", 0) == 1
+    if splits == 1 and not lies_along_k:
+        return None                                    # nothing is measured
+    piece = SLICE * max(splits, 2)                     # all blocks finish as many columns, and D's lines have 16
+    columns = -(-M // piece) * piece
+    if not lies_along_k:
+        columns = 1 << (columns - 1).bit_length()      # one panel
     stage = (ROWS + columns) * DEPTH * a.dtype.itemsize
     return dict(kernel="warp_specialised", operator=WGMMAOp(columns, dtype=a.dtype), splits=splits, schedule="cooperative",
                 block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage)
