@@ -521,7 +521,7 @@ def _is_rewritten(asked: Asked) -> bool:
 # | 14336 x 4096 | 31.3, 29.7 | 31.1, 30.1 | 31.1, 30.0 | 31.2, 30.4 |
 #
 # As it is, the product of 1 to 32 rows took 11.5 to 62 us there. 33 to 64 rows have tiles as wide as they are. Where a block
-# for each tile fills the multiprocessors, these share no K, and 48 rows or fewer gain: a tile of 64 rows would be padded, and
+# for each tile fills the multiprocessors, these share no K, and up to 48 rows gain: a tile of 64 rows would be padded, and
 # TMA takes its time for lines beyond a matrix (36 x 6144 x 4096 nt: 17.1 us, 22.0 as it is; 48 x 28672 x 4096 60.9, 64.2;
 # 48 x 11168 x 2368 nn 17.9, 19.8; 36 x 14336 x 4096 33.8, 33.6; but 64 x 14336 x 4096 34.4, 33.3). Lines of B that cross
 # those of the L2 come twice, in stages of 128 of K: 48 x 8192 x 4104 nt 29.1, 25.8. (2026-11-30.)
