@@ -19,8 +19,8 @@ Rows (one problem, small enough that the device always keeps up):
                   is the fastest of PyTorch's backends of attention
     first call    a second process's first product, with the kernels that the first compiled on disk; the peer
                   is that first process; in first_calls.json. `compiles` and `peer_compiles` count the kernels
-                  that each compiled; the time is that of the first product alone, with the libraries imported and
-                  the device's context made.
+                  that each compiled; the time is that of the first product alone, with the libraries imported, the
+                  device's context made, and all packages in bytecode.
     plan, users' code; matmul, a conf with users' code
                   the same with an epilogue of the user's, a helper and a constant, which every call looks at again;
                   the peer is the same plan when it does not (`added_us` is the difference)
@@ -43,7 +43,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -288,14 +289,16 @@ def looking_again(backend: backends.Backend) -> list[Row]:
     return rows
 
 
-def child(work: str, cache: Path) -> dict[str, Any]:
-    """What `bench.first_call` reports in a process of its own, with its compiled kernels kept in `cache`.
+def child(work: str, cache: str, bytecode: str) -> dict[str, Any]:
+    """What `bench.first_call` reports in a process of its own, with its compiled kernels kept in `cache`, and Python's
+    bytecode in `bytecode`.
 
     Raises:
         RuntimeError: the process failed; with what it wrote.
     """
     command = [sys.executable, "-m", "bench.first_call", work]
-    environment = {**os.environ, "GEMMKIT_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "GEMMKIT_CACHE_DIR": cache, "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
@@ -304,15 +307,29 @@ def child(work: str, cache: Path) -> dict[str, Any]:
     return found
 
 
-def first_call(work: str) -> Row:
+def first_calls() -> Iterator[Row]:
+    """The rows of first calls. Packages have their bytecode, as pip leaves them: processes that are not timed write it."""
+    with tempfile.TemporaryDirectory(prefix="gemmkit-bench-") as bytecode:
+        with ThreadPoolExecutor(len(WORKS)) as pool:
+            list(pool.map(lambda work: cold_and_warm(work, bytecode), WORKS))
+        for work in WORKS:
+            yield first_call(work, bytecode)
+
+
+def cold_and_warm(work: str, bytecode: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of two processes with one fresh folder of kernels."""
+    with tempfile.TemporaryDirectory(prefix="gemmkit-bench-") as cache:
+        return child(work, cache, bytecode), child(work, cache, bytecode)
+
+
+def first_call(work: str, bytecode: str) -> Row:
     """The row of a second process's first call.
 
     Raises:
         RuntimeError: the first process compiled nothing (then it measured nothing), or the second one
             compiled.
     """
-    with tempfile.TemporaryDirectory(prefix="gemmkit-bench-") as cache:
-        cold, warm = child(work, Path(cache)), child(work, Path(cache))
+    cold, warm = cold_and_warm(work, bytecode)
     if cold["compiles"] == 0:
         raise RuntimeError("the first process compiled nothing: its cache folder was not fresh")
     if warm["compiles"] != 0:
@@ -359,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = report.results_path("host", options.out)
     of_files = [(path, rows)]
     if "torch" in found and not options.no_first_calls and not options.works:
-        of_files.append((path.with_name("first_calls.json"), [first_call(work) for work in WORKS]))
+        of_files.append((path.with_name("first_calls.json"), list(first_calls())))
     for file, each in of_files:
         content = report.document(file.stem, each, chosen[0].device())
         report.write(content, file)

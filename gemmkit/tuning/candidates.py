@@ -584,11 +584,11 @@ def _piece(asked: Asked) -> int:
 # All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K needs no sums of others: 16 warps share the K
 # of 32 columns, which are 128 blocks. Where such tiles are fewer than half the multiprocessors, two blocks of a cluster
 # share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) 8 warps share K where there
-# are more tiles than multiprocessors: one block loads while another adds up. Up to 8 rows have 64 columns then (14336: 11.5
-# us, 12.6 by 32; 6144: 7.0 by 16 warps, 8.1; 2026-11-30). K = 4096 by 14336 columns
-# took 20.6 us by 16 warps and 17.4 by 8, of two braided ones 45.0 and 34.4, 6144 10.7 and 9.1, 32000 41.1 and 33.3 (M = 1,
-# bfloat16); 16 rows by the braided ones 52.4 and 44.5, with two loads each on their way. Of more rows a warp has 64 columns:
-# each of its loads of A serves twice as many products.
+# are more tiles than multiprocessors: one block loads while another adds up. A multiprocessor holds three such blocks, or
+# two whose warps have two loads each on their way, or two of 64 columns: up to 8 rows take what holds all tiles at once
+# (M = 1, K = 4096, float16, H200, 2026-11-30: 6144 columns 6.8 us by two loads, 8.1 by one; 11008 10.3 by 32 columns, 11.5
+# by 64; 14336 12.9 and 11.8; 20480 17.2 and 18.4). 16 rows of two braided matrices of 14336 columns took 52.4 and 44.5, with
+# two loads each on their way. Of more rows a warp has 64 columns: each of its loads of A serves twice as many products.
 #
 # Microseconds of 4096 x 4096 on an H200 in CUDA graphs (2026-11-24, 16 copies of B in turns, groups of 128; M = 1 with 8
 # warps 8.9), PyTorch's F.linear in float16, and the layout's own dequantisation in the default kernel:
@@ -672,10 +672,11 @@ def _quantised_mapping(M: int, N: int, K: int, is_large: bool, is_plain: bool, p
     columns, whose lanes choose among arrays.)"""
     stages = 1
     if M <= FEW:
-        is_wide = M <= ROWS and is_plain and N > COLUMNS * device.sm_count
-        rows, warp = ROWS if M <= ROWS else FEW, 2 * COLUMNS if is_wide else COLUMNS
-        columns, warps_k = warp, 16 if -(-N // warp) <= device.sm_count else 8
-        if M > ROWS and warps_k == 8 and part < 128:
+        rows, turns = ROWS if M <= ROWS else FEW, -(-N // COLUMNS) / device.sm_count
+        is_wide = M <= ROWS and is_plain and 3 < turns <= 4
+        columns = warp = 2 * COLUMNS if is_wide else COLUMNS
+        warps_k = 16 if turns <= 1 else 8
+        if (turns > 1 and part < 128) if M > ROWS else (is_plain and 1 < turns <= 2):
             stages = 2
     elif not is_large:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8

@@ -398,8 +398,8 @@ def _tiles_of_group(operator: Operator, infos: Sequence[Any], device: DeviceInfo
 # -- swap-AB ----------------------------------------------------------------------------------------------------------
 
 OF_B = {"transform_global_to_shared_b", "transform_shared_to_regs_b"}
-MOST_ROWS = 64                         # of so many, where tiles are too few to fill the multiprocessors; else of
-FEW_ROWS = 32                          # these, whatever the tiles
+MOST_ROWS = 64                         # of so many, where blocks that share K fill the multiprocessors; else of
+FEW_ROWS, PADDED_ROWS = 32, 48         # the first, whose blocks share K anyway, or of up to the second, which share none
 LEAST = 1024                           # columns, and elements along K
 LEAST_ROWS = MOST_ROWS + 1             # of A, where B is transformed: of fewer nothing is measured
 SWAP_WORTH = 0.97                      # of the product's modelled time as it is, where both have the same tables
@@ -520,8 +520,11 @@ def _is_rewritten(asked: Asked) -> bool:
 # | 4096 x 14336 | 30.2, 30.3 | 30.0, 33.4 | 30.0, 31.4 | 30.3, 31.9 |
 # | 14336 x 4096 | 31.3, 29.7 | 31.1, 30.1 | 31.1, 30.0 | 31.2, 30.4 |
 #
-# As it is, the product of 1 to 32 rows took 11.5 to 62 us there; of 48 or 64 rows it gains from this up to 4096 columns
-# (64 x 4096 x 4096: 11.2 us, 12.5; 64 x 8192 x 1024: 7.4, 6.5).
+# As it is, the product of 1 to 32 rows took 11.5 to 62 us there. 33 to 64 rows have tiles as wide as they are. Where a block
+# for each tile fills the multiprocessors, these share no K, and up to 48 rows gain: a tile of 64 rows would be padded, and
+# TMA takes its time for lines beyond a matrix (36 x 6144 x 4096 nt: 17.1 us, 22.0 as it is; 48 x 28672 x 4096 60.9, 64.2;
+# 48 x 11168 x 2368 nn 17.9, 19.8; 36 x 14336 x 4096 33.8, 33.6; but 64 x 14336 x 4096 34.4, 33.3). Lines of B that cross
+# those of the L2 come twice, in stages of 128 of K: 48 x 8192 x 4104 nt 29.1, 25.8. (2026-11-30.)
 
 ROWS, DEPTH = 64, 128                  # of a tile: B's columns, and along K
 SLICE = 8                              # columns of D^T that a block of a cluster finishes, at least
@@ -538,11 +541,16 @@ def _of_few_rows(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
     if d is not None and d.vector_axis != 1:           # of rows of D^T a block would finish 16 columns or more
         return None
     tiles = -(-N // ROWS)
-    if M > FEW_ROWS and 2 * tiles > device.sm_count:
+    splits = next((n for n in (8, 4, 2) if tiles * n <= device.sm_count), 2 if M <= FEW_ROWS else 1)
+    of_a, of_b = asked.layouts["a"], asked.layouts["b"]
+    assert isinstance(of_a, Plain) and isinstance(of_b, Plain)
+    lies_along_k = of_a.axis == 1
+    if splits == 1 and (M > PADDED_ROWS or not lies_along_k or (of_b.axis == 0 and sm90.is_unaligned(asked.infos["b"]))):
         return None
-    splits = next((n for n in (8, 4) if tiles * n <= device.sm_count), 2)
-    columns = max(-(-M // SLICE), splits)              # in slices; a power of two, so that all blocks finish as many
-    columns = SLICE * (1 << (columns - 1).bit_length())
+    piece = SLICE * max(splits, 2)                     # all blocks finish as many columns, and D's lines have 16
+    columns = -(-M // piece) * piece
+    if not lies_along_k:
+        columns = 1 << (columns - 1).bit_length()      # one panel
     stage = (ROWS + columns) * DEPTH * a.dtype.itemsize
     return dict(kernel="warp_specialised", operator=WGMMAOp(columns, dtype=a.dtype), splits=splits, schedule="cooperative",
                 block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage)

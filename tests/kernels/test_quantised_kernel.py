@@ -164,6 +164,15 @@ def test_a_call_takes_it(m: int, n: int, k: int, bits: int, group: int, rng: np.
     assert np.array_equal(out, np.maximum(expected(a, b) + bias, 0))
 
 
+@pytest.mark.parametrize(("m", "n", "columns", "warps", "stages"), [
+    (1, 4096, 32, 16, 1), (8, 6144, 32, 8, 2), (1, 11008, 32, 8, 1), (8, 14336, 64, 8, 1), (1, 28672, 32, 8, 1), (9, 6144, 32, 8, 1)])
+def test_all_tiles_are_held_at_once_where_they_can_be(m: int, n: int, columns: int, warps: int, stages: int) -> None:
+    words, scales = np.zeros((512, n), np.uint32), np.ones((32, n), F16)
+    [made] = ahead.recorded(lambda: gk.matmul(np.empty((m, 4096), F16), Matrix(words, GroupQuantised(F16, scales, 4, 128, None))), H100)
+    conf = made.problem.config
+    assert (conf.kernel, conf.block_shape.size.N, conf.warps_per_block, conf.stages) == ("quantised", columns, warps, stages)
+
+
 @pytest.mark.parametrize("case", ["columns", "part", "rows of A", "C", "transform", "a view of B"])
 def test_what_it_does_not_take_is_right(case: str, rng: np.random.Generator) -> None:
     """By the layout's own dequantisation."""

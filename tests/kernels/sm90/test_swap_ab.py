@@ -330,6 +330,14 @@ def operands(M: int, N: int, K: int, order: str, dtype: Any = F16) -> tuple[np.n
     return tuple(np.asfortranarray(x) if o == "t" else x for x, o in zip((a, b), order))           # type: ignore[return-value]
 
 
+def made_for(sizes: tuple[int, int, int], order: str) -> Any:
+    """What is compiled on an H100 for a product of float16 of these sizes."""
+    M, N, K = sizes
+    a, b = (np.empty(shape[::-1], F16).T if o == "t" else np.empty(shape, F16) for shape, o in zip(((M, K), (K, N)), order))
+    [made] = recorded(lambda: gk.matmul(a, b), H100)
+    return made.problem
+
+
 def nans(M: int, N: int, dtype: Any = F16, order: str = "C") -> np.ndarray:
     return np.full((M, N), np.nan, dtype, order)                                                    # type: ignore[call-overload]
 
@@ -344,7 +352,7 @@ def on_a_gpu(M: int, N: int, K: int, order: str, dtype: Any) -> tuple[Any, Any, 
 
 
 CASES = [(1, 128, 128, "nt"), (3, 128, 200, "nn"), (8, 136, 192, "tt"), (17, 140, 136, "nt"), (32, 128, 136, "tn"),
-         (33, 129, 128, "nt"), (64, 128, 144, "nn"), (2, 131, 257, "nn")]
+         (33, 129, 128, "nt"), (64, 128, 144, "nn"), (2, 131, 257, "nn"), (36, 2180, 136, "nt"), (44, 4288, 128, "nn")]
 
 
 @pytest.mark.kin(5)
@@ -371,12 +379,20 @@ def test_which_problem_is_computed() -> None:
 
 
 @pytest.mark.parametrize("M, N, K, why", [
-    (257, 4096, 4096, "rows"), (33, 8192, 4096, "tiles enough"), (8, 1016, 4096, "few columns"), (8, 4096, 1016, "a short K"),
+    (257, 4096, 4096, "rows"), (33, 8192, 4096, "A across K"), (49, 8192, 4096, "no padding"), (8, 1016, 4096, "few columns"), (8, 4096, 1016, "a short K"),
     (0, 4096, 4096, "nothing")])
 def test_sizes_that_are_computed_as_they_are(M: int, N: int, K: int, why: str) -> None:
-    a, b = np.empty((M, K), F16), np.empty((K, N), F16)
+    a, b = np.empty((M, K), F16, order="F" if "across" in why else "C"), np.empty((K, N), F16)
     with gk.emulate():
         assert not gk.plan(a, b)._compiled.problem.swap_ab, why
+
+
+@pytest.mark.parametrize("sizes, order, width, splits", [
+    ((20, 4096, 4096), "nt", 32, 2), ((36, 4096, 4096), "nt", 48, 2), ((40, 4096, 4096), "tt", 64, 2), ((33, 1024, 4096), "nn", 64, 8),
+    ((36, 28672, 4096), "nt", 48, 1), ((48, 11168, 2368), "nn", 48, 1), ((32, 8192, 1024), "nt", 32, 2)])
+def test_few_rows_have_tiles_of_their_width(sizes: tuple[int, int, int], order: str, width: int, splits: int) -> None:
+    conf = made_for(sizes, order).config
+    assert (conf.block_shape.size.M, conf.block_shape.size.N, conf.splits) == (choose.ROWS, width, splits)
 
 
 # Products of a few columns and many rows.
@@ -385,11 +401,9 @@ def test_sizes_that_are_computed_as_they_are(M: int, N: int, K: int, why: str) -
                                                          ((8000, 32, 6048), "tn", None, 1), ((9059, 65, 3824), "nt", None, 1),
                                                          ((4000, 64, 3824), "nt", None, 1), ((9059, 64, 2000), "nt", None, 1)])
 def test_a_few_columns_fill_the_multiprocessors(sizes: tuple[int, int, int], order: str, width: int | None, splits: int) -> None:
-    M, N, K = sizes
-    a, b = (np.empty(shape[::-1], F16).T if o == "t" else np.empty(shape, F16) for shape, o in zip(((M, K), (K, N)), order))
-    [made] = recorded(lambda: gk.matmul(a, b), H100)
-    assert made.problem.swap_ab == (width is not None)
-    assert width is None or (made.problem.config.block_shape.size.N, made.problem.config.splits) == (width, splits)
+    problem = made_for(sizes, order)
+    assert problem.swap_ab == (width is not None)
+    assert width is None or (problem.config.block_shape.size.N, problem.config.splits) == (width, splits)
 
 
 @pytest.mark.kin(5)
@@ -428,11 +442,9 @@ def test_a_few_columns_on_a_gpu(M: int, N: int, K: int, order: str) -> None:
     ((128, 28672, 4096), "nt", False, (128, 224), (1, 1), 1), ((144, 4096, 4100), "nt", False, None, None, None)])
 def test_some_rows_or_columns_have_tiles_of_their_width(sizes: tuple[int, int, int], order: str, is_swapped: bool, tile: Any,
                                                         cluster: Any, splits: int | None) -> None:
-    M, N, K = sizes
-    a, b = (np.empty(shape[::-1], F16).T if o == "t" else np.empty(shape, F16) for shape, o in zip(((M, K), (K, N)), order))
-    [made] = recorded(lambda: gk.matmul(a, b), H100)
-    conf = made.problem.config
-    assert made.problem.swap_ab == is_swapped
+    problem = made_for(sizes, order)
+    conf = problem.config
+    assert problem.swap_ab == is_swapped
     block, blocks = conf.block_shape.size, conf.cluster.size
     assert tile is None or ((block.M, block.N), (blocks.M, blocks.N), conf.splits) == (tile, cluster, splits)
 
@@ -703,7 +715,8 @@ def test_slices_of_eight_columns(N: int, splits: int) -> None:
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("M, N, K, order", [
     (1, 1024, 1024, "nt"), (3, 1024, 1024, "nn"), (8, 1032, 1088, "tt"), (17, 1100, 1032, "nt"), (32, 1024, 1040, "tn"),
-    (33, 1025, 1024, "nt"), (64, 1024, 1040, "nn"), (8, 4096, 4096, "nt"), (5, 14336, 1024, "nn"), (64, 4096, 2048, "tt")])
+    (33, 1025, 1024, "nt"), (64, 1024, 1040, "nn"), (8, 4096, 4096, "nt"), (5, 14336, 1024, "nn"), (64, 4096, 2048, "tt"),
+    (36, 4096, 1032, "nt"), (45, 14336, 1024, "nn"), (64, 8200, 2048, "nt")])
 def test_on_a_gpu_of_few_rows(M: int, N: int, K: int, order: str, dtype: Any) -> None:
     torch, kind, a, b = on_a_gpu(M, N, K, order, dtype)
     c = torch.randint(-9, 10, (M, N), device="cuda").to(kind)
