@@ -72,6 +72,25 @@ def test_lengths_of_other_stacks_and_of_none() -> None:
 
 
 @gk.program
+def summed_below(x: Any, y: Any, lengths: Any, d: Any) -> None:
+    for h, m in gp.parallel(x.count, x.rows):
+        sums = gp.zeros(m, y.columns)
+        for n in gp.sequential(y.rows, stop=lengths[h] - 128):
+            sums += x[h, m, n] @ y[h, n]
+        d[h, m] = sums
+
+
+@pytest.mark.kin(1)
+@pytest.mark.parametrize("mapping", [SMALL, gk.Mapping(kernel="multistage")], ids=["", "multistage"])
+@pytest.mark.parametrize("lengths", [np.array([-2**31, 2**31 - 1, 133, -5], np.int32), np.array([-2**32 + 190, 2**33, 133, -2**62])],
+                         ids=["int32", "int64"])
+def test_lengths_that_32_bits_do_not_hold(lengths: Any, mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    """Nor what is made of them: they are computed in 64 bits, and clamped to the axis before they are anything else."""
+    x, y = (rng.standard_normal((4, 64, 64)).astype(F16) for _ in range(2))
+    check(summed_below, [x, y, lengths, np.empty((4, 64, 64), F16)], mapping)
+
+
+@gk.program
 def quotients_and_sums(q: Any, k: Any, v: Any, lengths: Any, o: Any, sums: Any) -> None:
     """A sum that begins anew without rounds, is divided by, and is a result as well."""
     for h, m in gp.parallel(q.count, q.rows):
