@@ -505,8 +505,8 @@ def _of_gemmkit(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
             first, second = given
             return np.where(is_better(first, second) | (first != first), first, second)
         kind = kind_of(given[0])
-        plainly = how or len(given) == 1 or kind is None or kind.__class__ is int and (
-            given[1].__class__ is int or not -2**31 <= kind < 2**31)            # int(x) of an int64
+        is_whole = kind.__class__ is int                       # beyond 32 bits, int(x) of an int64 may be
+        plainly = how or len(given) == 1 or kind is None or (is_whole and (given[1].__class__ is int or abs(kind) >> 31))
         return python(*given, **how) if plainly else device(*given)
 
     return extremum
