@@ -627,6 +627,14 @@ def score_given(score: Any) -> Score:
     return made
 
 
+def check_rules(mask: Any, score: Any, scale: Any) -> None:
+    """Raise TypeError and ValueError for what is no mask, no score and no scale."""
+    mask_given(mask)
+    score_given(score)
+    if scale is not None:
+        _scale(scale)
+
+
 def _scale(scale: Any) -> float:
     number = finite_number(scale, "scale")
     if abs(number) > LARGEST:
