@@ -596,7 +596,7 @@ def _lengths(lengths: Any, of_keys: dict[str, Any], operands: AttentionOperands)
     return found
 
 
-def _check_pages(pages: Any, key_lengths: Any, operands: AttentionOperands) -> None:
+def _check_pages(pages: object, key_lengths: object, operands: AttentionOperands) -> None:
     """Raises ValueError for pages of the host that the cache does not have, in front of lengths of the host."""
     if not isinstance(pages, np.ndarray) or not (key_lengths is None or isinstance(key_lengths, np.ndarray)):
         return
@@ -627,7 +627,7 @@ def score_given(score: Any) -> Score:
     return made
 
 
-def check_rules(mask: Any, score: Any, scale: Any) -> None:
+def check_rules(mask: object, score: object, scale: object) -> None:
     """Raise TypeError and ValueError for what is no mask, no score and no scale."""
     mask_given(mask)
     score_given(score)

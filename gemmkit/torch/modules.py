@@ -234,7 +234,7 @@ class FastOffsetNorm(FastNamedNorm):
         return super().normed(x, 1.0 + weight.float())
 
 
-def between(module: Any, *products: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+def between(module: torch.nn.Module, *products: str) -> Any:
     """A module's own modules beside its products, by name: `accelerate` has compared it with these."""
     names = tuple(name for name in module._modules if name not in products)
     return names, tuple(map(module._modules.get, names))
@@ -246,7 +246,7 @@ class FastGatedMLP(Replaced):
     what = "gk.torch.glu"
 
     def begin(self, *said: str) -> None:
-        self._gemmkit_glu = *said, *between(self, *said[1:])       # the activation; gate, up and down as in `MLPS`
+        self._gemmkit_glu = *said, between(self, *said[1:])        # the activation; gate, up and down as in `MLPS`
         own: Any = self._modules                                             # type: ignore[attr-defined]
         gate, up = own[said[1]], own[said[2] or said[1]]
         if isinstance(gate, QuantisedLinear) and gate.order is not None and up.order is not None and (
@@ -257,7 +257,7 @@ class FastGatedMLP(Replaced):
         del self._gemmkit_glu
 
     def forward(self, *args: object, **keywords: object) -> Any:
-        activation, of_gate, of_up, down, names, others = self._gemmkit_glu
+        activation, of_gate, of_up, down, (names, others) = self._gemmkit_glu
         own: Any = self._modules                                             # type: ignore[attr-defined]
         gate, up = own[of_gate], own[of_up or of_gate]
         if tuple(map(own.get, names)) != others:       # another activation, it may be
@@ -279,14 +279,14 @@ class FastMLP(Replaced):
     what = "gk.torch.Linear with its activation"
 
     def begin(self, *said: str) -> None:
-        self._gemmkit_mlp = *said, *between(self, said[1], said[3])          # the names of up, its activation, down or ""
+        self._gemmkit_mlp = *said, between(self, said[1], said[3])           # the names of up, its activation, down or ""
         self.__dict__["_gemmkit_up"] = HeldLinear(self._modules[said[1]], said[0])    # type: ignore[attr-defined]
 
     def end(self) -> None:
         del self._gemmkit_mlp, self.__dict__["_gemmkit_up"]
 
     def forward(self, *args: object, **keywords: object) -> Any:
-        _, up, activation, down, names, others = self._gemmkit_mlp
+        _, up, activation, down, (names, others) = self._gemmkit_mlp
         own: Any = self._modules                                             # type: ignore[attr-defined]
         held: Any = self.__dict__["_gemmkit_up"]
         if len(args) != 1 or keywords or not held.takes(own[up], args[0]) or tuple(map(own.get, names)) != others or (

@@ -315,7 +315,7 @@ def _sum(sign: str) -> Line:
     return lambda x, y, alpha="1": f"{x} {sign} {y}" if alpha == "1" else f"{x} {sign} {y} * {alpha}"
 
 
-def factors_apart(graph: Any) -> None:
+def factors_apart(graph: torch.fx.Graph) -> None:
     """Compute the factor in front of ``add(x, y, alpha=...)`` before the sum, if x or y is a product that is PyTorch's:
     Inductor (2.13) makes them an addmm, and leaves the factor out."""
     for node in [x for x in graph.nodes if x.target is aten.add.Tensor and x.kwargs.get("alpha", 1) != 1]:

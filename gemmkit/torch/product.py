@@ -374,7 +374,7 @@ def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False
     return door.again(rest, tensors)
 
 
-def _own(output: Any) -> Any:
+def _own(output: object) -> Any:
     """The memory of a result that is a view as a tensor that is none: PyTorch lets nobody write to the view of a function of
     autograd, as ``y += x`` does."""
     if not isinstance(output, torch.Tensor) or not output._is_view():
