@@ -202,7 +202,7 @@ class StagedTile(PanelTile):
 def page_of_part(part: int, tile: StagedTile, table: Any, line: int, first: int, end: int) -> int:
     """Of the rows that TMA brings at a time."""
     row = first + part * tile.part[1]
-    return int(table[line, udiv(row, tile.page)]) if row < end else NOWHERE
+    return min(max(int(table[line, udiv(row, tile.page)]), -1), NOWHERE) if row < end else NOWHERE      # TMA has 32 bits
 
 
 def in_steps(extent: int) -> int:

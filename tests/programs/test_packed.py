@@ -203,8 +203,8 @@ def test_pages_that_are_not_there(mapping: gk.Mapping, rng: np.random.Generator)
     pages, q, bias = half(rng, 5, 1, 16, 64), half(rng, 4, 2, 5, 64), half(rng, 2, 48)
     pages[4] = 0
     found = []
-    for absent in (4, -1, 6, 2**30):
-        table, out = np.array([[0, absent, 1], [absent, 2, 3]], np.int32), poisoned(4, 2, 5, 64)
+    for absent in (4, -1, 6, 2**32, -2**32):
+        table, out = np.array([[0, absent, 1], [absent, 2, 3]]), poisoned(4, 2, 5, 64)
         with gk.emulate():
             paged(q, pages, pages, bias, table, np.full(4, 40), out, 0.125, 2, None, mapping=mapping)
         found.append(out)
