@@ -174,7 +174,7 @@ def test_blocks_behind_a_length_are_not_loaded() -> None:
 def test_a_length_is_read_once_a_tile_and_tested_in_its_last_block() -> None:
     plan = chains.bounded.plan(*operands([70, 20]), 0.125, mapping=SMALL)
     text = plan.text
-    assert "n_length = min(int(lengths[h]), sizes.n)" in text and "n_length = uniform(min(int(lengths[h]), sizes.n))" in text
+    assert "n_length = min(max(int(lengths[h]), 0), sizes.n)" in text and "n_length = uniform(min(max(int(lengths[h]), 0), sizes.n))" in text
     inner = text[text.index("        while n >= 0:\n", text.index("def consume")):]
     assert "n_length" not in inner[:inner.index("ring_q.release")]
     assert plan.printed.arrays == ("lengths",)
@@ -192,10 +192,10 @@ def test_cells_begin_anew_where_a_round_without_places_changes_them() -> None:
 
 @pytest.mark.kin(1)
 @pytest.mark.parametrize("old, new, at", [
-    ("n_length = min(int(lengths[h]), sizes.n)", "n_length = sizes.n", "def produce"),
-    ("n_length = uniform(min(int(lengths[h]), sizes.n))", "n_length = sizes.n", "def consume"),
-    ("min(int(lengths[h]), sizes.n)", "int(lengths[h])", ""),
-    ("min(int(lengths[h]), sizes.n)", "min(int(lengths[0]), sizes.n)", ""),
+    ("n_length = min(max(int(lengths[h]), 0), sizes.n)", "n_length = sizes.n", "def produce"),
+    ("n_length = uniform(min(max(int(lengths[h]), 0), sizes.n))", "n_length = sizes.n", "def consume"),
+    ("min(max(int(lengths[h]), 0), sizes.n)", "int(lengths[h])", ""),
+    ("min(max(int(lengths[h]), 0), sizes.n)", "min(max(int(lengths[0]), 0), sizes.n)", ""),
     ("n_end = max(n_length, 1)", "n_end = n_length", "def consume"),           # the producer's is harmless: a block of zeros
     ("n_length - n - column", "sizes.n - n - column", ""), ("n_length - n - column", "n_length - n - column + 1", "")])
 def test_a_fault_is_found(old: str, new: str, at: str) -> None:
