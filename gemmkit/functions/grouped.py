@@ -46,7 +46,6 @@ from gemmkit.runtime.arrays import (
     alignment,
     as_stream_handle,
     byte_range,
-    current_stream,
     describe,
     describe_all,
     empty_like,
@@ -54,7 +53,7 @@ from gemmkit.runtime.arrays import (
     shares_memory,
     unit_axis,
 )
-from gemmkit.runtime.device import check_stream, target
+from gemmkit.runtime.device import launch_stream, target
 from gemmkit.runtime.launch import Launchable, described, spaces_of
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
@@ -281,8 +280,7 @@ class GroupPlan:
         outs = self._made(lists) if out is None else out
         self.infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
         self._kinds = [_kinds(of) for of in self.infos]
-        self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
-        self._lock = threading.Lock()
+        self._device, self._lock = problems[0].a.device, threading.Lock()
         self._prepare(problems)
 
     def _prepare(self, problems: list[Call]) -> None:
@@ -319,9 +317,7 @@ class GroupPlan:
             check_outputs(infos, self.config)
             self._emulate(lists, outs, infos)
             return outs
-        handle = current_stream(self._library, self._device, self._producer) if given is None else given
-        if given is not None:
-            check_stream(given, self._device)
+        handle = launch_stream(infos[0][0], given)
         if self._compiled.blocks:
             self.bound().run(handle, (), self._table(infos))
         return outs
