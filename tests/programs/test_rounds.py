@@ -80,6 +80,15 @@ def summed_below(x: Any, y: Any, lengths: Any, d: Any) -> None:
         d[h, m] = sums
 
 
+@gk.program
+def summed_to_a_place(x: Any, y: Any, lengths: Any, d: Any) -> None:
+    for h, m in gp.parallel(x.count, x.rows):
+        sums = gp.zeros(m, y.columns)
+        for n in gp.sequential(y.rows, start=lengths[h] * -2, stop=gp.place(h) * 1500000000 + 7):
+            sums += x[h, m, n] @ y[h, n]
+        d[h, m] = sums
+
+
 @pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [SMALL, gk.Mapping(kernel="multistage")], ids=["", "multistage"])
 @pytest.mark.parametrize("lengths", [np.array([-2**31, 2**31 - 1, 133, -5], np.int32), np.array([-2**32 + 190, 2**33, 133, -2**62])],
@@ -88,6 +97,7 @@ def test_lengths_that_32_bits_do_not_hold(lengths: Any, mapping: gk.Mapping, rng
     """Nor what is made of them: they are computed in 64 bits, and clamped to the axis before they are anything else."""
     x, y = (rng.standard_normal((4, 64, 64)).astype(F16) for _ in range(2))
     check(summed_below, [x, y, lengths, np.empty((4, 64, 64), F16)], mapping)
+    check(summed_to_a_place, [x, y, lengths, np.empty((4, 64, 64), F16)], mapping)
 
 
 @gk.program
