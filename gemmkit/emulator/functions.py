@@ -504,7 +504,9 @@ def _of_gemmkit(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
         if given[0].__class__ is np.ndarray:                   # an operator's (`lang.registers.outer`), of one type
             first, second = given
             return np.where(is_better(first, second) | (first != first), first, second)
-        plainly = how or len(given) == 1 or given[0].__class__ is int is given[1].__class__ or kind_of(given[0]) is None
+        kind = kind_of(given[0])
+        is_whole = kind.__class__ is int                       # beyond 32 bits, int(x) of an int64 may be
+        plainly = how or len(given) == 1 or kind is None or (is_whole and (given[1].__class__ is int or abs(kind) >> 31))
         return python(*given, **how) if plainly else device(*given)
 
     return extremum

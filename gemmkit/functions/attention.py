@@ -582,8 +582,10 @@ def _lengths(lengths: Any, of_keys: dict[str, Any], operands: AttentionOperands)
             count = describe(x, name).shape[0]
             if count != operands.batch:
                 raise ValueError(f"{name} has {count} elements and q has a batch of {operands.batch}; both must be equal")
-        if "pages" in given and operands.keys % 8:
-            raise ConfigError(f"k has pages of {operands.keys} rows; a multiple of 8 is needed")
+        if "pages" in given:
+            if operands.keys % 8:
+                raise ConfigError(f"k has pages of {operands.keys} rows; a multiple of 8 is needed")
+            _check_pages(found["pages"], found.get("key_lengths"), operands)
         return found
     for name in given:
         raise ValueError(f"{name} and lengths are given, but packed sequences have lengths of their own; leave {name} out")
@@ -592,6 +594,19 @@ def _lengths(lengths: Any, of_keys: dict[str, Any], operands: AttentionOperands)
     found = lengths_of(dict(zip(("q_offsets", "k_offsets"), lengths)), operands.q)
     check_offsets(found, {"q_offsets": operands.queries, "k_offsets": operands.keys})
     return found
+
+
+def _check_pages(pages: object, key_lengths: object, operands: AttentionOperands) -> None:
+    """Raises ValueError for pages of the host that the cache does not have, in front of lengths of the host."""
+    if not isinstance(pages, np.ndarray) or not (key_lengths is None or isinstance(key_lengths, np.ndarray)):
+        return
+    first, count = np.arange(pages.shape[1]) * operands.keys, operands.k.shape[0]
+    wrong = (pages < 0) | (pages >= count)
+    if key_lengths is not None:
+        wrong &= first < key_lengths[:, None]
+    for batch, n in np.argwhere(wrong)[:1]:
+        raise ValueError(f"pages[{batch}, {n}] is {pages[batch, n]}, and k has {count} pages; pages behind key_lengths are "
+                         "not looked up")
 
 
 def mask_given(mask: Any) -> Mask:
@@ -610,6 +625,14 @@ def score_given(score: Any) -> Score:
     made = score if isinstance(score, Score) else ScoreFunction(score)
     _ = made.arity
     return made
+
+
+def check_rules(mask: object, score: object, scale: object) -> None:
+    """Raise TypeError and ValueError for what is no mask, no score and no scale."""
+    mask_given(mask)
+    score_given(score)
+    if scale is not None:
+        _scale(scale)
 
 
 def _scale(scale: Any) -> float:

@@ -46,7 +46,6 @@ from gemmkit.runtime.arrays import (
     alignment,
     as_stream_handle,
     byte_range,
-    current_stream,
     describe,
     describe_all,
     empty_like,
@@ -54,7 +53,7 @@ from gemmkit.runtime.arrays import (
     shares_memory,
     unit_axis,
 )
-from gemmkit.runtime.device import check_stream, target
+from gemmkit.runtime.device import launch_stream, target
 from gemmkit.runtime.launch import Launchable, described, spaces_of
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
@@ -281,8 +280,7 @@ class GroupPlan:
         outs = self._made(lists) if out is None else out
         self.infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
         self._kinds = [_kinds(of) for of in self.infos]
-        self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
-        self._lock = threading.Lock()
+        self._device, self._lock = problems[0].a.device, threading.Lock()
         self._prepare(problems)
 
     def _prepare(self, problems: list[Call]) -> None:
@@ -314,13 +312,12 @@ class GroupPlan:
             raise ValueError(f"a_list has {len(infos)} arrays and the plan {len(self._kinds)}; make another plan")
         for n, (of, planned) in enumerate(zip(infos, self._kinds)):
             _check_kinds(n, of, planned)
+        given = None if stream is None else as_stream_handle(stream)
         if self._device == HOST:
             check_outputs(infos, self.config)
             self._emulate(lists, outs, infos)
             return outs
-        handle = current_stream(self._library, self._device, self._producer) if stream is None else as_stream_handle(stream)
-        if stream is not None:
-            check_stream(handle, self._device)
+        handle = launch_stream(infos[0][0], given)
         if self._compiled.blocks:
             self.bound().run(handle, (), self._table(infos))
         return outs
@@ -489,6 +486,7 @@ def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, A
         except (TypeError, ValueError) as error:
             raise type(error)(f"product {n}: {error}") from None
     first = infos[0]
+    orders: dict[tuple[str, bool], int] = {}
     for n, of_product in enumerate(infos):
         for name, info, other in zip(("a_list", "b_list", "c_list", "out"), of_product, first):
             if info is None or other is None:
@@ -501,6 +499,11 @@ def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, A
             if info.device != first[0].device:
                 raise ValueError(f"{name}[{n}] is on device {info.device} and a_list[0] on device {first[0].device}; all "
                                  "operands of a group must be on one device")
+            if (info.strides[0] == 1) != (info.strides[1] == 1) and min(info.shape) > 1:
+                orders.setdefault((name, info.strides[0] == 1), n)
+                if (name, info.strides[0] != 1) in orders:
+                    raise ConfigError(f"{name}[{orders[name, True]}] is column-major and {name}[{orders[name, False]}] is "
+                                      "row-major; one kernel computes all products of a group, so give them one order")
     check_places({f"{name}_list[0]": info for name, info in zip("abc", first)})
     return resolved(infos, conf, keywords)
 

@@ -414,6 +414,8 @@ class Plan:
         return current_stream(self._library, self._device, producer_stream(a, self._library))
 
     def _call_on_host(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        if stream is not None:
+            as_stream_handle(stream)                           # refuses what is none, as on a GPU
         if isinstance(a, Matrix) or isinstance(b, Matrix) or isinstance(out, Matrix):
             return self._call_of_matrices(brought, a, b, c, out, stream)
         return self._emulate(a, b, c, out)

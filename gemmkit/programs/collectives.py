@@ -40,7 +40,7 @@ from gemmkit.tiling import Tile
 # What derived kernels call, as constants of their text: tiles in the stages of a ring, products, ways out.
 # Rings, roles and swizzles are those of Hopper's kernel of products.
 
-F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
+F32, I32, I64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 ROWS = 64                              # of a product, which a warpgroup has
 STEP = 16                              # of a product's K that an instruction takes, of elements of 16 bits
 CHUNK = 16                             # bytes that stay together in a swizzled line, and that ldmatrix reads of one
@@ -202,7 +202,7 @@ class StagedTile(PanelTile):
 def page_of_part(part: int, tile: StagedTile, table: Any, line: int, first: int, end: int) -> int:
     """Of the rows that TMA brings at a time."""
     row = first + part * tile.part[1]
-    return int(table[line, udiv(row, tile.page)]) if row < end else NOWHERE
+    return min(max(int(table[line, udiv(row, tile.page)]), -1), NOWHERE) if row < end else NOWHERE      # TMA has 32 bits
 
 
 def in_steps(extent: int) -> int:

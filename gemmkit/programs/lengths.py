@@ -80,13 +80,13 @@ def _said(x: Value) -> str:
     return f"{x.data[0].name}[{shown(x.data[1])}]" if x.op == "load" else repr(x)
 
 
-def whole_text(x: Value) -> str:
-    """A whole number of a tile as a kernel computes it."""
+def whole_text(x: Value, is_part: bool = False) -> str:
+    """A whole number of a tile as a kernel computes it: in 64 bits what others are made of, which lengths have anyway."""
     if x.op == "load":
         return f"int({x.data[0].name}[{', '.join(index.text() for index in x.data[1])}])"
     if x.op in ("const", "coordinate"):
-        return str(int(x.data)) if x.op == "const" else x.data.text()
-    return OF_WHOLE[x.op].format(*map(whole_text, x.args))
+        return str(int(x.data)) if x.op == "const" else f"convert(I64, {x.data.text()})" if is_part else x.data.text()
+    return OF_WHOLE[x.op].format(*(whole_text(y, True) for y in x.args))
 
 
 def packed_rows(axis: Any, offsets: Any) -> PackedRows:

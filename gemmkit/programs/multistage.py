@@ -505,10 +505,11 @@ class CopiedTile(PanelTile):
                 panel = udiv(own + more, self.held)
                 row, along = first + own + more - panel * self.held, place[-1] + panel * self.line + column
                 page = udiv(row, self.page)
-                which = int(table[line, page]) if row < end else 0
-                source = offset_of(array, (which, *place[:-1], row - page * self.page, along))
+                which = int(table[line, page]) if row < end else -1
+                is_there = which >= 0 and which < array.shape[0]       # a table may name pages that are not
+                source = offset_of(array, (which if is_there else 0, *place[:-1], row - page * self.page, along))
                 to = self.layout.swizzle((own + more) * self.line + column) + self.begin_of(slot.stage)
-                there = max(min(columns - along, self.vector), 0) if row < end else 0
+                there = max(min(columns - along, self.vector), 0) if is_there else 0
                 if self.clipped:
                     copy_async_clipped(shared(self.dtype, self.offset), to, 0, array, source, self.vector, there)
                 else:

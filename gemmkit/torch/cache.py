@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gemmkit.functions.attention import check_rules
 from gemmkit.torch.attention import CAUSAL, attention
 
 _DTYPES = torch.float16, torch.bfloat16
@@ -100,6 +101,7 @@ class KVCache:
         self._free = list(range(0 if page is None else count // page))[::-1]
         self._owned: list[list[int]] = [[] for _ in range(batch)]
         self._step: _Step | None = None
+        self._all, self._behind = {*range(layers)}, set[int]()           # layers, and those that a step went without
         self._in_graph = 0                             # tokens that graphs append, since somebody set it to 0
 
     @classmethod
@@ -146,11 +148,17 @@ class KVCache:
             raise ValueError(f"v has {rows[1].shape[1]} tokens and k has {tokens}; both must be equal")
         if not isinstance(layer, int) or not 0 <= layer < len(self.keys):
             raise ValueError(f"layer={layer!r}: the cache has {len(self.keys)} layers, from 0")
+        if layer in self._behind:
+            raise ValueError(f"layer {layer} has appended nothing in an earlier step, whose tokens it would have to have; "
+                             "reset the cache")
         step = self._step
         if step is None or layer in step.done:
             if step is not None and layer != step.leader:
                 raise ValueError(f"layer {layer} appends a second time before layer {step.leader}, which began the step")
+            done = self._all if step is None else step.done
             step = self._begin(layer, tokens, counts)
+            if len(done) < len(self._all):
+                self._behind |= self._all - done
         elif tokens != step.tokens:
             raise ValueError(f"layer {layer} appends {tokens} tokens, and layer {step.leader} appended {step.tokens}; all "
                              "layers append as many")
@@ -166,9 +174,11 @@ class KVCache:
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0, *, layout: str = "bhnd",
                mask: Any = CAUSAL, score: Any = None, scale: float | None = None) -> Any:
         """`append` k and v, and return the attention of q to all keys that the layer then has, of q's shape and layout. The
-        last query is the last token; mask, score and scale are those of `gemmkit.attention`."""
+        last query is the last token; mask, score and scale are those of `gemmkit.attention`. What is refused appends
+        nothing."""
+        q = self._rows(q, "q", layout)
+        check_rules(mask, score, scale)
         self.append(k, v, layer, layout=layout)
-        q = q if layout == "bnhd" else q.transpose(1, 2)
         found = attention(q, **self.arguments(layer), mask=mask, score=score, scale=scale)
         return found if layout == "bnhd" else found.transpose(1, 2)
 
@@ -204,6 +214,8 @@ class KVCache:
                     self._free += self._owned[b][::-1]
                     self._owned[b] = []
         self._is_exact = self._is_exact or not self.most.any()
+        if not self.most.any():
+            self._behind.clear()
         self._step = None
 
     def captured(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,13 +234,15 @@ class KVCache:
         """(batch, tokens, heads, head size)."""
         if layout not in ("bhnd", "bnhd"):
             raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-        held = self.keys if name == "k" else self.values
+        held, is_query = self.values if name == "v" else self.keys, name == "q"
         if not isinstance(x, torch.Tensor) or x.dim() != 4:
             raise ValueError(f"{name} has shape {tuple(getattr(x, 'shape', ()))}; a tensor of 4 axes is needed "
                              f"(layout={layout!r})")
         rows = x if layout == "bnhd" else x.transpose(1, 2)
-        if rows.shape[0] != self.batch or rows.shape[2:] != held.shape[2:]:
-            wanted = dict(b=self.batch, n="tokens", h=held.shape[2], d=held.shape[3])
+        heads, size = held.shape[2:]
+        if rows.shape[0] != self.batch or rows.shape[3] != size or (rows.shape[2] % heads if is_query else
+                                                                    rows.shape[2] != heads):
+            wanted = dict(b=self.batch, n="tokens", h=f"a multiple of {heads}" if is_query else heads, d=size)
             raise ValueError(f"{name} has shape {tuple(x.shape)}; ({', '.join(str(wanted[c]) for c in layout)}) is needed")
         if rows.device != self.device:
             raise ValueError(f"{name} is on {rows.device} and the cache is on {self.device}; both must be on one device")
@@ -236,7 +250,7 @@ class KVCache:
             if not torch.is_autocast_enabled(rows.device.type):
                 raise TypeError(f"{name} has dtype {rows.dtype} and the cache has {self.dtype}; both must be equal")
             rows = rows.to(self.dtype)
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled() and x.requires_grad and (self.table is not None or not is_query):
             raise ValueError(f"{name} requires a gradient, and the cache has none; call under torch.no_grad(), or pass "
                              ".detach()")
         return rows

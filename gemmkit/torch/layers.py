@@ -198,8 +198,9 @@ class Linear(torch.nn.Linear):
         self._find_operators()
 
     def _find_operators(self) -> None:
-        self._multiply = _operator(self.activation, self.bias is not None, self.mapping)
-        self._before_activation = _operator(None, self.bias is not None, self.mapping)
+        """Without a bias, and with one: a layer may get one, or lose it."""
+        self._multiply = [_operator(self.activation, has_bias, self.mapping) for has_bias in (False, True)]
+        self._before_activation = [_operator(None, has_bias, self.mapping) for has_bias in (False, True)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the operators, which are this process's: a layer is pickled, copied and sent to other processes."""
@@ -223,7 +224,7 @@ class Linear(torch.nn.Linear):
         found = self._again(x, weight, bias, is_cast)
         if found is not None:
             return found
-        check_width(x, self.in_features)
+        check_width(x, weight.shape[1])
         x, weight, bias = autocast(x, weight, bias)
         if x.dtype != weight.dtype:
             raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
@@ -231,7 +232,7 @@ class Linear(torch.nn.Linear):
         rows = _rows(x)
         is_recorded = records(x, weight, bias)
         is_split = self.activation is not None and is_recorded                   # the activation is recorded by itself
-        operator = self._before_activation if is_split else self._multiply
+        operator = (self._before_activation if is_split else self._multiply)[bias is not None]
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
@@ -241,15 +242,17 @@ class Linear(torch.nn.Linear):
         else:
             found = operator.of_one_dtype(rows, weight.mT, None, *(() if bias is None else (bias,)))
         found = FUNCTIONS[self.activation or ""](found) if is_split else found
-        return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
+        return found if x.dim() == 2 else found.view(*x.shape[:-1], found.shape[1])
 
     def _again(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_cast: bool = False) -> Any:
         """The result of a call that is known, whatever leading axes x has; None for another."""
         if x.dim() < 2:
             return None
         rows = _rows(x)
-        tensors = (rows, weight) if bias is None else (rows, weight, bias)
-        found = known(layers, self._multiply, tensors, is_cast, (rows, weight, bias, self._before_activation, True))
+        has_bias = bias is not None
+        tensors = (rows, weight, bias) if has_bias else (rows, weight)
+        found = known(layers, self._multiply[has_bias], tensors, is_cast,
+                      (rows, weight, bias, self._before_activation[has_bias], True))
         if found is None:
             return None
         if self.activation is not None and found.requires_grad:                  # the activation is recorded by itself

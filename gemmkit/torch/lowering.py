@@ -487,6 +487,7 @@ class Lowering(CustomGraphPass):
             if node not in gone:
                 gone.update(self._one(graph, node, [x for x in products if x is not node and x not in gone
                                                     and _is_same(_a(x), _a(node))]))
+        operators.factors_apart(graph)
         for entry in self.entries[begun:]:
             log.info("%s: %s", entry.product, entry.why or f"fused\n{entry.epilogue}")
 
@@ -718,8 +719,7 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], mode: str | None, optio
         entries.append(LoweredProduct(what, "" if why else "attention", why))
     users = patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass) or ()
     patches["post_grad_custom_pre_pass"] = Lowering(take, entries, users if isinstance(users, (list, tuple)) else (users,))
-    found: Callable[..., Any] = compile_fx(graph, inputs, config_patches=patches)
-    return found
+    return compile_fx(graph, inputs, config_patches=patches)                  # type: ignore[no-any-return]
 
 
 class LoweringReport(NamedTuple):

@@ -128,8 +128,8 @@ class HeldLinear(Linear):
 
     def _find_operators(self) -> None:
         super()._find_operators()
-        if self.activation in SHORTER and self._parameters["bias"] is not None:
-            self._multiply = of_16_bits(self.activation)           # of what it takes, results have 16 bits
+        if self.activation in SHORTER:
+            self._multiply[True] = of_16_bits(self.activation)     # of what it takes, results have 16 bits
 
     def takes(self, module: torch.nn.Module, x: object) -> bool:
         """Whether x is rows for it, and ``module`` still the one whose product it is."""
@@ -178,7 +178,8 @@ class FastLayerNorm(Replaced, torch.nn.LayerNorm):
 
     def forward(self, input: torch.Tensor) -> Any:
         weight, bias = self.weight, self.bias
-        if _is_row(input, weight) and input.shape[-1] == self.normalized_shape[0] and all(
+        is_bias_alone = weight is None and bias is not None                  # which `layernorm` refuses
+        if not is_bias_alone and _is_row(input, weight) and input.shape[-1] == self.normalized_shape[0] and all(
                 p is None or p.dtype in (input.dtype, torch.float32) or (input.is_cuda and casts(input))
                 for p in (weight, bias)):
             return layernorm(input, weight, bias, eps=self.eps)
@@ -233,13 +234,19 @@ class FastOffsetNorm(FastNamedNorm):
         return super().normed(x, 1.0 + weight.float())
 
 
+def between(module: torch.nn.Module, *products: str) -> Any:
+    """A module's own modules beside its products, by name: `accelerate` has compared it with these."""
+    names = tuple(name for name in module._modules if name not in products)
+    return names, tuple(map(module._modules.get, names))
+
+
 class FastGatedMLP(Replaced):
     """``down(activation(gate(x)) * up(x))`` of these names."""
 
     what = "gk.torch.glu"
 
     def begin(self, *said: str) -> None:
-        self._gemmkit_glu = said                       # the activation; gate, up and down as in `MLPS`
+        self._gemmkit_glu = *said, between(self, *said[1:])        # the activation; gate, up and down as in `MLPS`
         own: Any = self._modules                                             # type: ignore[attr-defined]
         gate, up = own[said[1]], own[said[2] or said[1]]
         if isinstance(gate, QuantisedLinear) and gate.order is not None and up.order is not None and (
@@ -250,9 +257,11 @@ class FastGatedMLP(Replaced):
         del self._gemmkit_glu
 
     def forward(self, *args: object, **keywords: object) -> Any:
-        activation, of_gate, of_up, down = self._gemmkit_glu
+        activation, of_gate, of_up, down, (names, others) = self._gemmkit_glu
         own: Any = self._modules                                             # type: ignore[attr-defined]
         gate, up = own[of_gate], own[of_up or of_gate]
+        if tuple(map(own.get, names)) != others:       # another activation, it may be
+            return super().forward(*args, **keywords)                         # type: ignore[misc]
         x: Any = args[0] if len(args) == 1 and not keywords else None
         if isinstance(gate, QuantisedLinear) and isinstance(up, QuantisedLinear) and takes(x, gate.bias, up.bias) and not (
                 is_observed(gate) or is_observed(up)):
@@ -270,17 +279,18 @@ class FastMLP(Replaced):
     what = "gk.torch.Linear with its activation"
 
     def begin(self, *said: str) -> None:
-        self._gemmkit_mlp = said                       # the activation; the names of up, of the activation, of down or ""
+        self._gemmkit_mlp = *said, between(self, said[1], said[3])           # the names of up, its activation, down or ""
         self.__dict__["_gemmkit_up"] = HeldLinear(self._modules[said[1]], said[0])    # type: ignore[attr-defined]
 
     def end(self) -> None:
         del self._gemmkit_mlp, self.__dict__["_gemmkit_up"]
 
     def forward(self, *args: object, **keywords: object) -> Any:
-        _, up, activation, down = self._gemmkit_mlp
+        _, up, activation, down, (names, others) = self._gemmkit_mlp
         own: Any = self._modules                                             # type: ignore[attr-defined]
         held: Any = self.__dict__["_gemmkit_up"]
-        if len(args) != 1 or keywords or not held.takes(own[up], args[0]) or is_observed(own[activation]) or drops(self):
+        if len(args) != 1 or keywords or not held.takes(own[up], args[0]) or tuple(map(own.get, names)) != others or (
+                is_observed(own[activation]) or drops(self)):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         found = held(args[0])
         return own[down](found) if down else found
@@ -338,8 +348,6 @@ class JoinedLinear:
                         p.data = part                      # the same parameter: its optimiser and its name stay
                 is_plain = whole is None or name in self.linear._buffers
                 setattr(self.linear, name, whole if is_plain else torch.nn.Parameter(whole, requires_grad=False))
-        if isinstance(self.linear, Linear):
-            self.linear._find_operators()
 
     held: tuple[Any, ...] | None
 

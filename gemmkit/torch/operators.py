@@ -315,6 +315,18 @@ def _sum(sign: str) -> Line:
     return lambda x, y, alpha="1": f"{x} {sign} {y}" if alpha == "1" else f"{x} {sign} {y} * {alpha}"
 
 
+def factors_apart(graph: torch.fx.Graph) -> None:
+    """Compute the factor in front of ``add(x, y, alpha=...)`` before the sum, if x or y is a product that is PyTorch's:
+    Inductor (2.13) makes them an addmm, and leaves the factor out."""
+    for node in [x for x in graph.nodes if x.target is aten.add.Tensor and x.kwargs.get("alpha", 1) != 1]:
+        x, y = node.args
+        if any(getattr(one, "target", None) is aten.mm.default for one in (x, y)) and hasattr(y, "meta"):
+            with graph.inserting_before(node):
+                made = graph.call_function(aten.mul.Tensor, (y, node.kwargs["alpha"]))
+            made.meta.update(y.meta)
+            node.args, node.kwargs = (x, made), {}
+
+
 def _power(x: str, exponent: str) -> str:
     known = {2.0: f"{x} * {x}", 3.0: f"{x} * {x} * {x}", 0.5: f"math.sqrt({x})", -1.0: f"1 / {x}",
              -0.5: f"1 / math.sqrt({x})"}

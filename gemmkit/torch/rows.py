@@ -314,7 +314,7 @@ def _compute_norm(x: torch.Tensor, gamma: torch.Tensor | None, beta: torch.Tenso
     else:
         beta = torch.zeros_like(gamma) if beta is None and gamma is not None else beta
         found = forward.layernorm(rows, gamma, beta, eps=eps, out=out)
-    return found.view(x.shape)
+    return found if rows is x else found.view(x.shape)
 
 
 def _allocate_norm(x: torch.Tensor, gamma: torch.Tensor | None, beta: torch.Tensor | None, *, eps: float, centred: bool,
@@ -415,7 +415,8 @@ _NORM_BACKWARD = operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamm
 def _compute_softmax(x: torch.Tensor, *, scale: float, log: bool, dtype: torch.dtype | None = None) -> Any:
     rows = x if x.is_contiguous() else _rows(x)
     out = None if dtype is None or dtype == x.dtype else torch.empty_like(rows, dtype=dtype)
-    return (forward.log_softmax if log else forward.softmax)(rows, scale=scale, out=out).view(x.shape)
+    found = (forward.log_softmax if log else forward.softmax)(rows, scale=scale, out=out)
+    return found if rows is x else found.view(x.shape)
 
 
 def _allocate_softmax(x: torch.Tensor, *, scale: float, log: bool, dtype: torch.dtype | None = None) -> Any:

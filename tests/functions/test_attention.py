@@ -375,7 +375,9 @@ def test_pages_that_are_refused() -> None:
                 (dict(pages=table, v=k[:4]), ValueError, "v has 4 pages and k has 5"),
                 (dict(pages=table, v=k[:, :, :8]), ValueError, "v has 8 rows and k has 16"),
                 (dict(pages=table, k=k[:, :, :12], v=k[:, :, :12]), gk.ConfigError, "k has pages of 12 rows; a multiple of 8"),
-                (dict(pages=table, key_lengths=[3]), ValueError, "key_lengths has 1 elements and q has a batch of 2")):
+                (dict(pages=table, key_lengths=[3]), ValueError, "key_lengths has 1 elements and q has a batch of 2"),
+                (dict(pages=[[0, 1], [2, 5]]), ValueError, r"pages\[1, 1\] is 5, and k has 5 pages"),
+                (dict(pages=[[0, -1], [2, -1]], key_lengths=[16, 17]), ValueError, r"pages\[1, 1\] is -1, and k has 5 pages")):
             given = {"k": k, "v": k, **more}
             with pytest.raises(error, match=words):
                 gk.attention(q, given.pop("k"), given.pop("v"), **given)

@@ -239,6 +239,8 @@ def test_a_tile_that_is_no_multiple_of_its_parts(fields: dict[str, Any], says: t
 def test_unknown_and_misplaced_keywords() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(TypeError, a, b, epilog=epilogues.Default(), says=("unknown keywords epilog", "it takes out, stream", "epilogue"))
+    with gk.emulate(), pytest.raises(TypeError, match="stream must be a CUDA stream"):
+        gk.matmul(a, b, stream="default")
     refused(TypeError, a, b, transform_regs_to_shared_d=abs,
             says=("transform_regs_to_shared_d=", "a Transform is needed", "transforms.Map"))
     refused(gk.ConfigError, a, b, epilogue=epilogues.Bias, says=("epilogue=", "an instance of Epilogue", "not the class"))

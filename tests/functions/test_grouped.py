@@ -252,9 +252,10 @@ BAD: dict[str, tuple[Any, type, str]] = {
     "dtypes": (lambda a, b: gk.grouped([a[0], a[1].astype(F64)], b), ValueError, r"a_list\[1\] has dtype float64 and a_list\[0\]"),
     "dimensions": (lambda a, b: gk.grouped([a[0], a[1][0]], b), ValueError, r"a_list\[1\] has 1 dimensions"),
     "sizes": (lambda a, b: gk.grouped(a, b[::-1]), ValueError, "product 0: b has shape .* K=5"),
-    "orders": (lambda a, b: gk.grouped([a[0], np.asfortranarray(a[1])], b), gk.ConfigError, "product 1: a is column-major"),
+    "orders": (lambda a, b: gk.grouped([a[0], np.asfortranarray(a[1])], b), gk.ConfigError, r"a_list\[1\] is column-major and a_list\[0\] is row-major"),
     "out": (lambda a, b: gk.grouped(a, b, out=[np.ones((4, 6), F32), np.ones((2, 6), F32)]), ValueError, "product 1: out has shape"),
     "unknown": (lambda a, b: gk.grouped(a, b, colour=1), TypeError, "colour"),
+    "stream": (lambda a, b: gk.grouped(a, b, stream="x"), TypeError, "stream must be a CUDA stream"),
     "gemm_shape": (lambda a, b: gk.grouped(a, b, gemm_shape=dict(M=1, N=1, K=1)), TypeError, "gemm_shape"),
     "kernel": (lambda a, b: gk.grouped([x.astype(F16) for x in a], [x.astype(F16) for x in b], conf=gk.get_config(
         operator=WGMMAOp(64), global_a_layout=RowMajor(F16))), gk.ConfigError, "kernel='warp_specialised'"),

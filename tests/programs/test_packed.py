@@ -197,6 +197,20 @@ def test_all_pages_of_a_view(rng: np.random.Generator) -> None:
         check(paged, q, k, v, half(rng, 2, 48), table, None, poisoned(4, 2, 3, 64), 0.125, 1, mapping=mapping)
 
 
+@pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}), MULTISTAGE], ids=["by TMA", "multistage"])
+def test_pages_that_are_not_there(mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    """No kernel reads beside the pages: rows of one that a table names and that is not there are zeros."""
+    pages, q, bias = half(rng, 5, 1, 16, 64), half(rng, 4, 2, 5, 64), half(rng, 2, 48)
+    pages[4] = 0
+    found = []
+    for absent in (4, -1, 6, 2**32, -2**32):
+        table, out = np.array([[0, absent, 1], [absent, 2, 3]]), poisoned(4, 2, 5, 64)
+        with gk.emulate():
+            paged(q, pages, pages, bias, table, np.full(4, 40), out, 0.125, 2, None, mapping=mapping)
+        found.append(out)
+    assert np.isfinite(found[0]).all() and all(np.array_equal(x, found[0]) for x in found)
+
+
 PAGES = """    rows = gp.paged(o, lengths)
     for b, m in gp.parallel(lengths.count, q.rows):
         for n in gp.sequential(rows[b]):

@@ -72,6 +72,35 @@ def test_lengths_of_other_stacks_and_of_none() -> None:
 
 
 @gk.program
+def summed_below(x: Any, y: Any, lengths: Any, d: Any) -> None:
+    for h, m in gp.parallel(x.count, x.rows):
+        sums = gp.zeros(m, y.columns)
+        for n in gp.sequential(y.rows, stop=lengths[h] - 128):
+            sums += x[h, m, n] @ y[h, n]
+        d[h, m] = sums
+
+
+@gk.program
+def summed_to_a_place(x: Any, y: Any, lengths: Any, d: Any) -> None:
+    for h, m in gp.parallel(x.count, x.rows):
+        sums = gp.zeros(m, y.columns)
+        for n in gp.sequential(y.rows, start=lengths[h] * -2, stop=gp.place(h) * 1500000000 + 7):
+            sums += x[h, m, n] @ y[h, n]
+        d[h, m] = sums
+
+
+@pytest.mark.kin(1)
+@pytest.mark.parametrize("mapping", [SMALL, gk.Mapping(kernel="multistage")], ids=["", "multistage"])
+@pytest.mark.parametrize("lengths", [np.array([-2**31, 2**31 - 1, 133, -5], np.int32), np.array([-2**32 + 190, 2**33, 133, -2**62])],
+                         ids=["int32", "int64"])
+def test_lengths_that_32_bits_do_not_hold(lengths: Any, mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    """Nor what is made of them: they are computed in 64 bits, and clamped to the axis before they are anything else."""
+    x, y = (rng.standard_normal((4, 64, 64)).astype(F16) for _ in range(2))
+    check(summed_below, [x, y, lengths, np.empty((4, 64, 64), F16)], mapping)
+    check(summed_to_a_place, [x, y, lengths, np.empty((4, 64, 64), F16)], mapping)
+
+
+@gk.program
 def quotients_and_sums(q: Any, k: Any, v: Any, lengths: Any, o: Any, sums: Any) -> None:
     """A sum that begins anew without rounds, is divided by, and is a result as well."""
     for h, m in gp.parallel(q.count, q.rows):
@@ -155,7 +184,7 @@ def test_blocks_behind_a_length_are_not_loaded() -> None:
 def test_a_length_is_read_once_a_tile_and_tested_in_its_last_block() -> None:
     plan = chains.bounded.plan(*operands([70, 20]), 0.125, mapping=SMALL)
     text = plan.text
-    assert "n_length = min(int(lengths[h]), sizes.n)" in text and "n_length = uniform(min(int(lengths[h]), sizes.n))" in text
+    assert "n_length = min(max(int(lengths[h]), 0), sizes.n)" in text and "n_length = uniform(min(max(int(lengths[h]), 0), sizes.n))" in text
     inner = text[text.index("        while n >= 0:\n", text.index("def consume")):]
     assert "n_length" not in inner[:inner.index("ring_q.release")]
     assert plan.printed.arrays == ("lengths",)
@@ -173,10 +202,10 @@ def test_cells_begin_anew_where_a_round_without_places_changes_them() -> None:
 
 @pytest.mark.kin(1)
 @pytest.mark.parametrize("old, new, at", [
-    ("n_length = min(int(lengths[h]), sizes.n)", "n_length = sizes.n", "def produce"),
-    ("n_length = uniform(min(int(lengths[h]), sizes.n))", "n_length = sizes.n", "def consume"),
-    ("min(int(lengths[h]), sizes.n)", "int(lengths[h])", ""),
-    ("min(int(lengths[h]), sizes.n)", "min(int(lengths[0]), sizes.n)", ""),
+    ("n_length = min(max(int(lengths[h]), 0), sizes.n)", "n_length = sizes.n", "def produce"),
+    ("n_length = uniform(min(max(int(lengths[h]), 0), sizes.n))", "n_length = sizes.n", "def consume"),
+    ("min(max(int(lengths[h]), 0), sizes.n)", "int(lengths[h])", ""),
+    ("min(max(int(lengths[h]), 0), sizes.n)", "min(max(int(lengths[0]), 0), sizes.n)", ""),
     ("n_end = max(n_length, 1)", "n_end = n_length", "def consume"),           # the producer's is harmless: a block of zeros
     ("n_length - n - column", "sizes.n - n - column", ""), ("n_length - n - column", "n_length - n - column + 1", "")])
 def test_a_fault_is_found(old: str, new: str, at: str) -> None:

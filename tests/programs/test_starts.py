@@ -161,7 +161,7 @@ def test_expressions(mapping: Any, rng: np.random.Generator) -> None:
     q, k, v = half(rng, 3, 4, 5, 64), half(rng, 2, 90, 64), half(rng, 2, 90, 64)
     lengths, most = np.array([80, 20, 90], np.int64), rng.integers(30, 90, (3, 4)).astype(np.int32)
     plan = check(windows, q, k, v, lengths, most, poisoned(3, 4, 5, 64), 0.125, 50, mapping=mapping)
-    assert "max((int(lengths[b]) - 50), (2 * udiv(h, 2)))" in plan.text
+    assert "max((int(lengths[b]) - 50), (2 * convert(I64, udiv(h, 2))))" in plan.text
 
 
 @gk.program

@@ -393,6 +393,24 @@ def test_what_a_module_of_an_mlp_becomes_later(in_the_emulator: None) -> None:
     assert not torch.allclose(model(x), before, atol=1e-3)
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("change", [
+    lambda m: setattr(m[4], "act", nn.Tanh()), lambda m: setattr(m[0], "act", nn.ReLU()), lambda m: setattr(m[1], "weight", None),
+    lambda m: setattr(m[2], "bias", nn.Parameter(torch.ones(24).bfloat16())), lambda m: setattr(m[3], "bias", None),
+    lambda m: [setattr(m[2], "weight", nn.Parameter(m[2].weight[:8])), setattr(m[3], "weight", nn.Parameter(m[3].weight[:, :8]))]])
+def test_what_a_module_becomes_later(change: Callable[[Any], Any], in_the_emulator: None) -> None:
+    """Another activation, a bias more or less, a product of another width: the model computes what it is now."""
+    torch.manual_seed(1)
+    model = nn.Sequential(MLP(16, 24, nn.SiLU()), nn.LayerNorm(16), nn.Linear(16, 24, bias=False), nn.Linear(24, 16),
+                          PlainMLP(nn.GELU(), lambda n, k: nn.Linear(k, n), True)).bfloat16()
+    report, x = accelerate(model), torch.randn(2, 3, 16).bfloat16()
+    model(x)
+    change(model)
+    found = model(x)
+    report.undo()
+    near([found], [model(x)], 0.03)
+
+
 class Conv1D(nn.Module):
     """As transformers has it."""
 

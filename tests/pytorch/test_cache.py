@@ -284,6 +284,7 @@ def reserved() -> Any:
     (lambda: appended(cache_of("cpu"), 0, tokens=41), ValueError, "41 more do not fit into a capacity of 40"),
     (lambda: appended(cache_of("cpu", page=8, pages=3), 0, tokens=9), ValueError, "6 pages are needed and 3 of 3 are free"),
     (lambda: appended(cache_of("cpu"), 0, 1, 1), ValueError, "layer 1 appends a second time before layer 0"),
+    (lambda: appended(cache_of("cpu"), 0, 0, 1), ValueError, "layer 1 has appended nothing in an earlier step"),
     (lambda: appended(appended(cache_of("cpu"), 0), 1, tokens=2), ValueError, "layer 1 appends 2 tokens, and layer 0 appended 1"),
     (lambda: appended(cache_of("cpu"), 2), ValueError, "layer=2: the cache has 2 layers"),
     (lambda: cache_of("cpu").append(*kv(batch=2)), ValueError, r"k has shape \(2, 2, 1, 16\); \(3, 2, tokens, 16\) is needed"),
@@ -315,6 +316,12 @@ def test_what_is_refused_changes_nothing() -> None:
     with pytest.raises(ValueError, match="pages are needed"):
         cache.append(*kv(9))
     assert torch.equal(cache.lengths, before[0]) and torch.equal(cache.table, before[1]) and (cache.most == before[2]).all()
+    q = torch.ones(3, HEADS, 1, SIZE, dtype=F16)
+    for given, more in ((q.float(), {}), (q[:2], {}), (q[:, :3], {}), (q[..., :8], {}), (q.clone().requires_grad_(), {}),
+                        (q, {"mask": 1}), (q, {"score": 1}), (q, {"scale": "x"}), (q, {"scale": float("inf")})):
+        with gk.emulate(), pytest.raises((TypeError, ValueError)):
+            cache.attend(given, *kv(), **more)
+    assert torch.equal(cache.lengths, before[0]) and (cache.most == before[2]).all()
     assert appended(cache, 0, 1, tokens=2).lengths.tolist() == [11] * 3
 
 

@@ -368,6 +368,16 @@ def test_special_numbers(special: float, in_the_emulator: None) -> None:
 
 # -- with Inductor ----------------------------------------------------------------------------------------------------
 
+def test_a_factor_of_what_a_product_left_to_pytorch_is_added_to(in_the_emulator: None) -> None:
+    """PyTorch's own pass makes an addmm of them, without the factor."""
+    def function(x: Any, y: Any) -> Any:
+        return torch.add(x @ W.float().mT, y, alpha=3), torch.add(y, x @ W.float().mT, alpha=-1)
+
+    x, y = X[0].float(), torch.ones(len(X[0]), len(W))
+    with torch.no_grad():
+        close(torch.compile(function, backend="gemmkit")(x, y), function(x, y))
+
+
 def test_the_backend_is_known() -> None:
     """By its name once gemmkit.torch is imported, and as an entry point of the package."""
     assert "gemmkit" in torch._dynamo.list_backends()

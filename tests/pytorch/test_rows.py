@@ -116,6 +116,17 @@ def test_gradients_that_are_wanted(in_the_emulator: None) -> None:
                 near(one.grad, other.grad, F32, 3.0)
 
 
+@pytest.mark.parametrize("rows", [lambda x: x, lambda x: x.transpose(0, 1), lambda x: x[0]])
+def test_a_norm_may_be_written_to(rows: Callable[[Any], Any], in_the_emulator: None) -> None:
+    """As PyTorch's may, whose backward pass does not read it; a softmax's does."""
+    x = drawn(3, 2, 24, dtype=F32).requires_grad_()
+    for function, own, _ in (WORKS["plain layernorm"], WORKS["plain rmsnorm"]):
+        found = [torch.autograd.grad(one(rows(x)).mul_(2).pow(3).sum(), x)[0] for one in (function, own)]
+        near(found[0], found[1], F32, 3.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        softmax(x).mul_(2).sum().backward()
+
+
 def test_rows_that_are_too_long_for_sums(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch computes them."""
     def refused(*_: Any) -> Any:

@@ -421,7 +421,7 @@ class _ChainProgram(_GridProgram):
         """Where a tile's rows or keys begin, and how many there are. ``at``: of the stacks, and more."""
         if index.piece is None:
             end, length = int(case.numbers[index.name]), self.chain.length
-            return 0, end if length is None or index is self.chain.rows else min(end, self.whole(length, at, case))
+            return 0, end if length is None or index is self.chain.rows else min(end, max(self.whole(length, at, case), 0))
         which = at[self.stacks.index(index.piece.of_loop.name)] // index.piece.extent.group
         begin, end = case.offsets[index.extent.offsets.name][which:which + 2]
         return begin, end - begin

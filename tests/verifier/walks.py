@@ -346,6 +346,8 @@ class Walk:
         args = [self.value(x, state) for x in node.args]
         if name in ("uniform", "rolled", "carried", "int"):
             return args[0]
+        if name == "convert" and args[0] == Name("I64"):
+            return args[1]
         if name == "Slot":
             return self.slot(node, args)
         if name == "thread_index":

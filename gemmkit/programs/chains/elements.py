@@ -493,7 +493,7 @@ class Role:
                 put(f"{n}_origin", f"begin_of({parameter.name}, {piece.text()}, sizes.{n})")
                 put(self.chain.stop, f"begin_of({parameter.name}, {piece.text()} + 1, sizes.{n}) - {n}_origin")
             else:
-                put(self.chain.stop, f"min({whole_text(length)}, sizes.{n})")
+                put(self.chain.stop, f"min(max({whole_text(length)}, 0), sizes.{n})")      # of 64 bits until here
             if self.chain.asks_extent:
                 self.put(f"{self.chain.extent_of(self.chain.index)} = {self.chain.stop}")
         elif self.chain.has_length:

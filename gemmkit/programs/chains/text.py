@@ -471,7 +471,7 @@ IMPORTS = [
         "HandedProduct", "OctetOut", "begin_of", "changes", "column_of", "column_value", "end_limits", "first_limits",
         "lane_value", "limits", "own_sum", "piece_at", "rescales", "row_max", "row_value", "steep", "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in (
-        "F32", "DirectOut", "WarpgroupPart", "Product", "RowsOut", "StagedTile", "TmaOut", "blocks", "row_of")),
+        "F32", "I64", "DirectOut", "WarpgroupPart", "Product", "RowsOut", "StagedTile", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
     ("gemmkit.ptx.wgmma", "anchor"), ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.arithmetic", "fma"),
     *(("gemmkit.ptx.barriers", name) for name in ("atomic_add", "await_counter", "cluster_barrier", "cluster_rank")),
