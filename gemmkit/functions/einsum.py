@@ -1,4 +1,4 @@
-"""``einsum``: contractions of tensors as single matrix products, without transposition (GETT).
+"""``einsum``: contractions of tensors as single matrix products (GETT).
 
 The indices of ``D = einsum(spec, A, B)`` fall into four kinds: those of A and D are the rows of D (M), those of B and D its
 columns (N), those that D lacks are summed over (K), and those that all three have count products (the batch). The
@@ -6,7 +6,8 @@ operands are then matrices whose rows and columns are made of several dimensions
 them in place. Dimensions that lie in each other's stride, in both operands that have them, are merged first; where one is
 left in each kind the operand is an ordinary strided matrix, and moves as one.
 
-Of each kind the order of the dimensions is free; `gemmkit.functions.einsum` chooses it, so that accesses are wide.
+Of each kind the order of the dimensions is free; `gemmkit.functions.einsum` chooses it, so that accesses are wide. An
+operand is copied into another order first if that costs less than to gather it (`_reordering`).
 
 A batch is a stack of products (`gemmkit.plans.problem`), whose dimensions stand before those of the matrices, and one
 launch.
@@ -15,6 +16,7 @@ launch.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,9 +35,10 @@ from gemmkit.layouts import Matricised
 from gemmkit.layouts.joined import InterleavedColumns
 from gemmkit.layouts.matrices import GeneratedMatrix, Matrix, unwrapped
 from gemmkit.operators import Algebra, Operator
+from gemmkit.plans.adapters import TensorCopy
 from gemmkit.plans.launch import KnownCalls, cache
-from gemmkit.plans.plan import Plan, multiply, plan
-from gemmkit.plans.problem import asked_dtype, check_places, layout_of
+from gemmkit.plans.plan import Plan, ReorderedProduct, multiply, plan
+from gemmkit.plans.problem import asked_dtype, check_out, check_places, layout_of
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, Shape, Step, merged
@@ -374,9 +377,14 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
                 check_multiplied(info.dtype, f"operand {n}")
         asked = asked if of_out is None else of_out.dtype
         return _chain(terms, result, operands, infos, out, operator, epilogue, precision, stream, optimize, asked)
-    recipe, views, keywords, made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue,
-                                                 precision, asked)
-    launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
+    contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
+    made, views = contraction.arrays[2], list(contraction.arrays)
+    orders = contraction.reordering() if is_plain else None
+    if orders is not None:
+        launched: Any = _reordered(contraction, orders, stream)
+    else:
+        recipe, views, keywords = contraction.as_matrices(operator, epilogue, precision)
+        launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
     if is_quick and launched is not None:
         _know((spec, dtype), given, launched, views, made, out)
     return made
@@ -385,7 +393,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
 _calls = KnownCalls()
 
 
-def _know(rest: Any, given: tuple[Any, ...], launched: Plan, views: list[Any], made: Any, out: Any) -> None:
+def _know(rest: Any, given: tuple[Any, ...], launched: Plan | ReorderedProduct, views: list[Any], made: Any, out: Any) -> None:
     """Know such a call from now on."""
     found, at = (tuple(describe(x, "").pointer for x in each) for each in (views[:2], given))
     if found in (at, at[::-1]):                            # neither copies nor operands that begin elsewhere
@@ -412,8 +420,8 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
         which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
         raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
-    made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
-    recipe, (a, b, d), keywords, _ = made
+    contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
+    recipe, (a, b, d), keywords = contraction.as_matrices(operator, epilogue, precision)
     return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
 
 
@@ -457,11 +465,40 @@ def _array_of(x: Any, operands: tuple[Any, ...], spec: str) -> Any:
     return found
 
 
-def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
-                 out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
-                 precision: str | None,
-                 dtype: np.dtype | None = None) -> tuple[ContractionPlan, list[Any], dict[str, Any], Any]:
-    """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
+class Contraction(NamedTuple):
+    """A contraction of two operands in the order in which they are multiplied: what `_recipe` takes, the operands and the
+    result, and what they are."""
+
+    described: tuple[Any, ...]
+    arrays: tuple[Any, Any, Any]
+    infos: tuple[ArrayInfo, ArrayInfo, ArrayInfo]
+
+    def reordering(self) -> tuple[OrderedOperand, OrderedOperand] | None:
+        """`_reordering`; None where it is not known what the product costs, or an operand has a structure."""
+        device, (a, b, _) = target(self.infos[0].device), self.infos
+        if (device.arch, a.dtype, self.described[4]) != ((9, 0), b.dtype, "") or a.dtype.name not in RATES:
+            return None
+        is_known = device.sm_count >= MEASURED
+        return _reordering(*self.described, a.dtype.name, (a.pointer % WIDE == 0, b.pointer % WIDE == 0)) if is_known else None
+
+    def as_matrices(self, operator: Operator | None, epilogue: Epilogue | None,
+                    precision: str | None) -> tuple[ContractionPlan, list[Any], dict[str, Any]]:
+        """Its recipe, the views of A, B and D, and the components."""
+        _, terms, result, _, fixed, _ = self.described
+        recipe = _recipe(*self.described)
+        keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue),
+                                                                    ("precision", precision)) if value is not None}
+        if fixed:
+            keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
+        views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
+                 for n, (x, i, v, term) in enumerate(zip(self.arrays, self.infos, recipe.views, (*terms, result)))]
+        return recipe, views, keywords
+
+
+def _arranged(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
+              out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+              precision: str | None, dtype: np.dtype | None = None) -> Contraction:
+    """A contraction of two operands, with its result."""
     a, b = operands
     if of_out is None:
         sizes = sizes_of(terms, [info.shape for info in infos])
@@ -476,15 +513,8 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
     fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
     copies = (target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in infos)
               and of_out.dtype.itemsize in (2, 4))
-    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed,
-                     copies)
-    keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue),
-                                                                 ("precision", precision)) if value is not None}
-    if fixed:
-        keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
-    views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
-             for n, (x, i, v, term) in enumerate(zip((a, b, out), (*infos, of_out), recipe.views, (*terms, result)))]
-    return recipe, views, keywords, out
+    arrays = tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out))
+    return Contraction((spec, terms, result, arrays, fixed, copies), (a, b, out), (*infos, of_out))
 
 
 def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
@@ -633,6 +663,133 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(extent, stride) of one tensor's dimensions, fastest first: those in each other's stride are one, to it alone."""
     found = merged(modes)
     return [(1, 1)] if found == NOTHING else list(found)
+
+
+# -- operands in another order ----------------------------------------------------------------------------------------
+#
+# Threads gather an operand whose dimensions do not merge to those of a matrix. TMA brings a matrix, and is faster: so where
+# the product is long beside an operand, the operand is first copied into a workspace, in an order in which it is a matrix.
+# (TMA takes boxes of five dimensions, too. But a box of a swizzled line has 64 elements along one dimension, and the tile's
+# extents across: they would have to divide the tensor's, so most tensors would be left.)
+
+MEASURED = 132                         # multiprocessors of the device that these are of, an H200
+#: Tflop/s of products of ordinary matrices, of tensors that are gathered, and of those of which one is a comb, by dtype.
+RATES = {"float16": (680.0, 390.0, 195.0), "bfloat16": (680.0, 390.0, 195.0), "float32": (50.5, 49.0, 41.0)}
+COPIED, BEGUN = 3.2e6, 4.0             # bytes that are read or written in a microsecond, and microseconds of a launch
+WORTH = 0.95                           # of the time as it is that the other way takes at most
+
+
+@functools.lru_cache(maxsize=4096)
+def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[Any, ...], fixed: str, copies: bool,
+                dtype: str, aligned: tuple[bool, bool]) -> tuple[OrderedOperand, OrderedOperand] | None:
+    """The operands, of which those that are copied have other strides; None where the product is computed as it is.
+
+    ``aligned`` says which operands begin at multiples of 16 bytes."""
+    own = _recipe(spec, terms, result, arrays, fixed, copies)
+    plain, gathered, combed = (2e-6 * math.prod((*own.sizes, _products(own))) / rate for rate in RATES[dtype])
+    as_it_is = combed if any(map(_is_comb, own.views, own.rows, (own.batch,) * 2)) else gathered
+    if not any(own.rows[:2]) or as_it_is * WORTH < plain + BEGUN:
+        return None
+    strides = [dict(zip(term, array[1])) for term, array in zip((*terms, result), arrays)]
+    sizes = sizes_of(terms, [array[0] for array in arrays[:2]])
+    batch = "".join(x for x in result if x in terms[0] and x in terms[1])
+
+    def slowest_first(which: int, kind: Iterable[str]) -> str:
+        return "".join(sorted(kind, key=lambda x: -abs(strides[which][x])))
+
+    of_m, of_n = ({x for x in term if x in result} - {*batch} for term in terms)
+    of_k = {*terms[0]} - of_m - {*batch}
+    listed: list[tuple[float, tuple[OrderedOperand, OrderedOperand]]] = []
+    for m, k in itertools.product({slowest_first(n, of_m) for n in (0, 2)}, {slowest_first(n, of_k) for n in (0, 1)}):
+        ways = [[OrderedOperand(term, *array[:2], False)] * (aligned[n] and 0 not in array[1]) + [
+            OrderedOperand.copy(batch, groups, sizes, array[2]) for groups in ((rows, k), (k, rows))]
+            for n, (term, array, rows) in enumerate(zip(terms, arrays, (m, slowest_first(2, of_n))))]
+        for pair in itertools.product(*ways):
+            moved = [math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
+            time = plain + sum(2 * count / COPIED + BEGUN for count in moved)
+            if time <= as_it_is * WORTH and _is_ordinary(spec, pair, result, arrays, copies):
+                turned = sum(x.is_copy and strides[n][x.term[-1]] != 1 for n, x in enumerate(pair))
+                listed.append((time + turned, pair))
+    return min(listed, key=itemgetter(0))[1] if listed else None
+
+
+def _reordered(contraction: Contraction, orders: Sequence[OrderedOperand], stream: Any) -> ReorderedProduct | None:
+    """The launches: copies, and the product of matrices. Their plan is kept, as that of `_launch`."""
+    (spec, terms, result, arrays, _, copies), given, infos = contraction
+    check_out(infos[2], dict(zip("ab", infos)))
+    key = contraction.described, orders, tuple((type(x), i[1:7], i.pointer & 15) for x, i in zip(given, infos))
+    mode = current_mode()
+    made: ReorderedProduct | None = _plans.get(key) if mode is None else None
+    if made is None:
+        recipe = _recipe(spec, (orders[0].term, orders[1].term), result,
+                         (*((x.shape, x.strides, array[2]) for x, array in zip(orders, arrays)), arrays[2]), "", copies)
+        spaces = [empty_like(x, (own.elements,), info.dtype) if own.is_copy else x for x, info, own in zip(given, infos, orders)]
+        matrices = [strided(x, describe(x, "out"), *view) for x, view in zip((*spaces, given[2]), recipe.views)]
+        to = [own.of(info, term) for own, info, term in zip(orders, infos, terms)]
+        moved = {n: TensorCopy(to[n], to[n]._replace(pointer=describe(spaces[n]).pointer, strides=own.strides))
+                 for n, own in enumerate(orders) if own.is_copy}
+        if mode is not None:
+            for n, copied in moved.items():
+                mode.run(copied, (given[n], spaces[n]))
+            _launch(recipe, *matrices, stream, {})
+            return None
+        layouts = _layouts(recipe, _described(*matrices), {})
+        made = _plans.keep(key, ReorderedProduct(moved, plan(*matrices[:2], out=matrices[2], **layouts)))
+    made(given[0], given[1], out=given[2], stream=stream)
+    return made
+
+
+class OrderedOperand(NamedTuple):
+    """An operand's indices, shape and strides, and whether it is copied to have them."""
+
+    term: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_copy: bool
+
+    @staticmethod
+    def copy(batch: str, groups: tuple[str, str], sizes: dict[str, int], itemsize: int) -> OrderedOperand:
+        """Matrices in C order, whose rows begin at multiples of 16 bytes."""
+        outer, inner = groups
+        width = -(-math.prod(sizes[x] for x in inner) * itemsize // WIDE) * WIDE // itemsize
+        strides, at = dict[str, int](), 1
+        for group, start in ((inner, 1), (batch + outer, width)):
+            at = start
+            for x in reversed(group):
+                strides[x], at = at, at * sizes[x]
+        term = batch + outer + inner
+        return OrderedOperand(term, tuple(sizes[x] for x in term), tuple(strides[x] for x in term), True)
+
+    @property
+    def elements(self) -> int:
+        """From the first on, with those between rows."""
+        return 1 + shapes.span(zip(self.shape, self.strides))
+
+    def of(self, info: ArrayInfo, term: str) -> ArrayInfo:
+        """The operand, whose dimensions are those of ``term``, with its dimensions in this order."""
+        at = [term.index(x) for x in self.term]
+        return info._replace(shape=self.shape, strides=tuple(info.strides[n] for n in at))
+
+
+def _is_ordinary(spec: str, pair: Sequence[OrderedOperand], result: str, arrays: Sequence[Any], copies: bool) -> bool:
+    """Whether both operands are matrices that TMA takes, and D is written along its lines."""
+    described = tuple((x.shape, x.strides, array[2]) for x, array in zip(pair, arrays))
+    found = _recipe(spec, (pair[0].term, pair[1].term), result, (*described, arrays[2]), "", copies)
+    for (shape, strides), (_, _, size) in zip(found.views, described):
+        apart = [stride for extent, stride in zip(shape, strides) if extent > 1]
+        if apart.count(1) != 1 or any(stride != 1 and stride * size % WIDE for stride in apart):
+            return False
+    return not any(found.rows[:2]) and found.views[2][1][found.batch + (found.rows[2] or 1)] == 1
+
+
+def _is_comb(view: tuple[tuple[int, ...], tuple[int, ...]], rows: int, batch: int) -> bool:
+    """Whether neighbours in memory are the second dimension of their group."""
+    strides = view[1][batch:]
+    return rows > 0 and 1 in strides and strides.index(1) not in (0, rows)
+
+
+def _products(recipe: ContractionPlan) -> int:
+    return math.prod(recipe.views[2][0][:recipe.batch])
 
 
 # -- three operands and more ------------------------------------------------------------------------------------------

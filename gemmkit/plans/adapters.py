@@ -51,7 +51,7 @@ from gemmkit.ptx.special import barrier, block_x, thread_index, udiv
 from gemmkit.runtime.arrays import ArrayInfo, strided, whole
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
-from gemmkit.shapes import Step, merged
+from gemmkit.shapes import Step, merged, span
 from gemmkit.tiling import translate
 from gemmkit.transforms import Transform
 from gemmkit.transforms.base import ComposedTransform, transformed
@@ -532,6 +532,11 @@ class TensorCopy:
         self.count = math.prod(self.spec.steps.extents())
         self.launchable = Launchable(reorder, [freeze(self.spec), *self.frozen, freeze_scalar(self.count)], THREADS,
                                      self.spec.blocks, target(x.device), x.device, self.spec.shared_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of y, with what lies between its elements."""
+        return self.y.dtype.itemsize * span(zip(self.y.shape, self.y.strides))
 
     def launch(self) -> Launch:
         """A call brings the addresses of y and x."""

@@ -30,7 +30,7 @@ from gemmkit.kernels.config import Config, Keywords, given, names_keywords, size
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
-from gemmkit.plans.adapters import component_for_products
+from gemmkit.plans.adapters import TensorCopy, component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
@@ -52,7 +52,8 @@ from gemmkit.runtime.arrays import (
     producer_stream,
     whole,
 )
-from gemmkit.runtime.device import check_stream, stream_finder
+from gemmkit.runtime.device import check_stream, launch_stream, stream_finder
+from gemmkit.runtime.launch import Space, addresses
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -438,6 +439,40 @@ class Plan:
         if self._has_work:
             mode.run(compiled, (a, b, c, out))
         return out
+
+
+class ReorderedProduct:
+    """A product behind copies of one or both operands (`gemmkit.plans.adapters.TensorCopy`, by operand), which lie in the
+    stream's workspaces. It is called as its `product` is, with the operands as they are, which have been checked."""
+
+    stands = None                      # it has no code of the user's
+
+    def __init__(self, copies: dict[int, TensorCopy], product: Plan):
+        self.copies, self.product = copies, product
+        self._device = product._device
+        self.spaces = [Space(-1, f"{'ab'[n]} in another order", copy.nbytes) for n, copy in copies.items()]
+        moves = [(n, bound(lambda _, of=copy: of.launch(), "a copy").start) for n, copy in copies.items()]  # type: ignore[misc]
+        start, device, spaces = product.start(), self._device, self.spaces
+
+        def run(stream: int, brought: tuple[Any, ...]) -> None:
+            at = list(brought)
+            for (n, move), place in zip(moves, addresses(device, stream, spaces)):
+                move(stream, (place, brought[1 + n]))
+                at[1 + n] = place
+            start(stream, tuple(at))
+
+        self._run = run
+
+    def __call__(self, a: Any, b: Any, *, out: Any, stream: Any = None) -> Any:
+        infos = [describe(x, name) for x, name in ((out, "out"), (a, "a"), (b, "b"))]
+        handle = launch_stream(infos[0], None if stream is None else as_stream_handle(stream))
+        self._run(handle, (*(info.pointer for info in infos), 0))
+        return out
+
+    def known(self, components: dict[str, Any], brought: int, keeps: Any, like: ArrayInfo,
+              pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None) -> KnownCall:
+        """As that of `Plan`."""
+        return KnownCall(self._run, like, None, keeps, pick)
 
 
 def _no_launch(stream: int, brought: tuple[Any, ...]) -> None:
