@@ -38,7 +38,7 @@ from gemmkit.operators import Algebra, Operator
 from gemmkit.plans.adapters import TensorCopy
 from gemmkit.plans.launch import KnownCalls, cache
 from gemmkit.plans.plan import Plan, ReorderedProduct, multiply, plan
-from gemmkit.plans.problem import asked_dtype, check_out, check_places, layout_of
+from gemmkit.plans.problem import asked_dtype, check_out, check_places, layout_of, resolve
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, Shape, Step, merged
@@ -379,10 +379,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         return _chain(terms, result, operands, infos, out, operator, epilogue, precision, stream, optimize, asked)
     contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
     made, views = contraction.arrays[2], list(contraction.arrays)
-    orders = contraction.reordering() if is_plain else None
-    if orders is not None:
-        launched: Any = _reordered(contraction, orders, stream)
-    else:
+    launched: Any = _reordered(contraction, stream) if is_plain else None
+    if launched is None:
         recipe, views, keywords = contraction.as_matrices(operator, epilogue, precision)
         launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
     if is_quick and launched is not None:
@@ -393,7 +391,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
 _calls = KnownCalls()
 
 
-def _know(rest: Any, given: tuple[Any, ...], launched: Plan | ReorderedProduct, views: list[Any], made: Any, out: Any) -> None:
+def _know(rest: Any, given: tuple[Any, ...], launched: Plan | ReorderedProduct, views: list[Any], made: Any,
+          out: Any) -> None:
     """Know such a call from now on."""
     found, at = (tuple(describe(x, "").pointer for x in each) for each in (views[:2], given))
     if found in (at, at[::-1]):                            # neither copies nor operands that begin elsewhere
@@ -478,8 +477,9 @@ class Contraction(NamedTuple):
         device, (a, b, _) = target(self.infos[0].device), self.infos
         if (device.arch, a.dtype, self.described[4]) != ((9, 0), b.dtype, "") or a.dtype.name not in RATES:
             return None
-        is_known = device.sm_count >= MEASURED
-        return _reordering(*self.described, a.dtype.name, (a.pointer % WIDE == 0, b.pointer % WIDE == 0)) if is_known else None
+        if device.sm_count < MEASURED:
+            return None
+        return _reordering(*self.described, a.dtype.name, (a.pointer % WIDE == 0, b.pointer % WIDE == 0))
 
     def as_matrices(self, operator: Operator | None, epilogue: Epilogue | None,
                     precision: str | None) -> tuple[ContractionPlan, list[Any], dict[str, Any]]:
@@ -697,10 +697,11 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
     def slowest_first(which: int, kind: Iterable[str]) -> str:
         return "".join(sorted(kind, key=lambda x: -abs(strides[which][x])))
 
-    of_m, of_n = ({x for x in term if x in result} - {*batch} for term in terms)
-    of_k = {*terms[0]} - of_m - {*batch}
+    of_m, of_n = ([x for x in term if x in result and x not in batch] for term in terms)
+    of_k = [x for x in terms[0] if x not in result]
     listed: list[tuple[float, tuple[OrderedOperand, OrderedOperand]]] = []
-    for m, k in itertools.product({slowest_first(n, of_m) for n in (0, 2)}, {slowest_first(n, of_k) for n in (0, 1)}):
+    for m, k in itertools.product(*(dict.fromkeys(slowest_first(n, kind) for n in tensors)
+                                    for kind, tensors in ((of_m, (0, 2)), (of_k, (0, 1))))):
         ways = [[OrderedOperand(term, *array[:2], False)] * (aligned[n] and 0 not in array[1]) + [
             OrderedOperand.copy(batch, groups, sizes, array[2]) for groups in ((rows, k), (k, rows))]
             for n, (term, array, rows) in enumerate(zip(terms, arrays, (m, slowest_first(2, of_n))))]
@@ -713,30 +714,32 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
     return min(listed, key=itemgetter(0))[1] if listed else None
 
 
-def _reordered(contraction: Contraction, orders: Sequence[OrderedOperand], stream: Any) -> ReorderedProduct | None:
-    """The launches: copies, and the product of matrices. Their plan is kept, as that of `_launch`."""
+def _reordered(contraction: Contraction, stream: Any) -> ReorderedProduct | None:
+    """The launches of copies and of the product, whose plan is kept. None where the product is computed as it is."""
+    orders = contraction.reordering()
+    if orders is None:
+        return None
     (spec, terms, result, arrays, _, copies), given, infos = contraction
     check_out(infos[2], dict(zip("ab", infos)))
     key = contraction.described, orders, tuple((type(x), i[1:7], i.pointer & 15) for x, i in zip(given, infos))
-    mode = current_mode()
-    made: ReorderedProduct | None = _plans.get(key) if mode is None else None
+    made: Any = _plans.get(key) if current_mode() is None else None
     if made is None:
+        own, views, _ = contraction.as_matrices(None, None, None)
+        a, b, d = (describe(x, "out") for x in views)
+        if resolve(a, b, None, d, None, _layouts(own, (a, b, d), {})).chosen_by == "tuned":
+            return None
         recipe = _recipe(spec, (orders[0].term, orders[1].term), result,
                          (*((x.shape, x.strides, array[2]) for x, array in zip(orders, arrays)), arrays[2]), "", copies)
-        spaces = [empty_like(x, (own.elements,), info.dtype) if own.is_copy else x for x, info, own in zip(given, infos, orders)]
+        spaces = [empty_like(x, (own.elements,), info.dtype) if own.is_copy else x
+                  for x, info, own in zip(given, infos, orders)]
         matrices = [strided(x, describe(x, "out"), *view) for x, view in zip((*spaces, given[2]), recipe.views)]
-        to = [own.of(info, term) for own, info, term in zip(orders, infos, terms)]
-        moved = {n: TensorCopy(to[n], to[n]._replace(pointer=describe(spaces[n]).pointer, strides=own.strides))
-                 for n, own in enumerate(orders) if own.is_copy}
-        if mode is not None:
-            for n, copied in moved.items():
-                mode.run(copied, (given[n], spaces[n]))
-            _launch(recipe, *matrices, stream, {})
-            return None
+        moved = {n: TensorCopy(own.of(info, term), describe(space, "out")._replace(shape=own.shape, strides=own.strides))
+                 for n, (own, info, term, space) in enumerate(zip(orders, infos, terms, spaces)) if own.is_copy}
         layouts = _layouts(recipe, _described(*matrices), {})
         made = _plans.keep(key, ReorderedProduct(moved, plan(*matrices[:2], out=matrices[2], **layouts)))
     made(given[0], given[1], out=given[2], stream=stream)
-    return made
+    found: ReorderedProduct = made
+    return found
 
 
 class OrderedOperand(NamedTuple):

@@ -536,7 +536,7 @@ class TensorCopy:
     @property
     def nbytes(self) -> int:
         """Of y, with what lies between its elements."""
-        return self.y.dtype.itemsize * span(zip(self.y.shape, self.y.strides))
+        return self.y.dtype.itemsize * (1 + span(zip(self.y.shape, self.y.strides)))
 
     def launch(self) -> Launch:
         """A call brings the addresses of y and x."""

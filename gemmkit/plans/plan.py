@@ -50,6 +50,7 @@ from gemmkit.runtime.arrays import (
     matcher,
     overlaps,
     producer_stream,
+    strided,
     whole,
 )
 from gemmkit.runtime.device import check_stream, launch_stream, stream_finder
@@ -443,30 +444,43 @@ class Plan:
 
 class ReorderedProduct:
     """A product behind copies of one or both operands (`gemmkit.plans.adapters.TensorCopy`, by operand), which lie in the
-    stream's workspaces. It is called as its `product` is, with the operands as they are, which have been checked."""
+    stream's workspaces. It takes the operands as they are, which have been checked."""
 
     stands = None                      # it has no code of the user's
 
     def __init__(self, copies: dict[int, TensorCopy], product: Plan):
         self.copies, self.product = copies, product
-        self._device = product._device
-        self.spaces = [Space(-1, f"{'ab'[n]} in another order", copy.nbytes) for n, copy in copies.items()]
-        moves = [(n, bound(lambda _, of=copy: of.launch(), "a copy").start) for n, copy in copies.items()]  # type: ignore[misc]
-        start, device, spaces = product.start(), self._device, self.spaces
+        self._run: Start = _no_launch if product._device < 0 else self._started()
+
+    def _started(self) -> Start:
+        spaces = [Space(-1, f"{'ab'[n]} in another order", copy.nbytes) for n, copy in self.copies.items()]
+        moves = [(1 + n, bound(lambda _, of=copy: of.launch(), "a copy").start)              # type: ignore[misc]
+                 for n, copy in self.copies.items()]
+        start, device = self.product.start(), self.product._device
 
         def run(stream: int, brought: tuple[Any, ...]) -> None:
             at = list(brought)
             for (n, move), place in zip(moves, addresses(device, stream, spaces)):
-                move(stream, (place, brought[1 + n]))
-                at[1 + n] = place
+                move(stream, (place, at[n]))
+                at[n] = place
             start(stream, tuple(at))
 
-        self._run = run
+        return run
 
     def __call__(self, a: Any, b: Any, *, out: Any, stream: Any = None) -> Any:
-        infos = [describe(x, name) for x, name in ((out, "out"), (a, "a"), (b, "b"))]
-        handle = launch_stream(infos[0], None if stream is None else as_stream_handle(stream))
-        self._run(handle, (*(info.pointer for info in infos), 0))
+        mode, infos = current_mode(), [describe(x, name) for x, name in ((out, "out"), (a, "a"), (b, "b"))]
+        if mode is None:
+            handle = launch_stream(infos[0], None if stream is None else as_stream_handle(stream))
+            self._run(handle, (*(info.pointer for info in infos), 0))
+            return out
+        given = [a, b, out]
+        for n, copy in self.copies.items():
+            space = np.empty(copy.nbytes // copy.y.dtype.itemsize, infos[1 + n].dtype)
+            mode.run(copy, (given[n], space))
+            given[n] = space
+        x, y, d = (strided(x, describe(x, "out"), *info[1:3])
+                   for x, info in zip(given, (*self.product._infos[:2], self.product._infos[3])))
+        self.product(x, y, out=d)
         return out
 
     def known(self, components: dict[str, Any], brought: int, keeps: Any, like: ArrayInfo,
