@@ -270,7 +270,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
                 check_multiplied(info.dtype, f"operand {n}")
         asked = asked if of_out is None else of_out.dtype
         return _chain(terms, result, operands, infos, out, operator, epilogue, precision, stream, optimize, asked)
-    contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
+    contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
     made, views = contraction.arrays[2], list(contraction.arrays)
     launched: Any = _reordered(contraction, stream) if is_plain else None
     if launched is None:
@@ -307,14 +307,31 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
     ...     gemmkit.matmul(x, y, out=out, **keywords).shape, sorted(keywords)
     ((2, 3, 1), [])
     """
+    recipe, (a, b, d), keywords = _one_product(spec, operands, out, operator, epilogue, dtype).as_matrices(
+        operator, epilogue, precision)
+    return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
+
+
+def as_launched(spec: str, *operands: Any, out: Any = None,
+                **keywords: Any) -> tuple[tuple[Any, Any, Any, dict[str, Any]], dict[int, TensorCopy]]:
+    """What `as_product` returns, of the product that is launched: behind copies of A (0) and B (1), whose places are
+    allocated."""
+    if not keywords:
+        found = _in_order(_one_product(spec, operands, out))
+        if found is not None:
+            return (*found.matrices, found.layouts), found.copies
+    return as_product(spec, *operands, out=out, **keywords), {}
+
+
+def _one_product(spec: str, operands: tuple[Any, ...], out: Any, operator: Operator | None = None,
+                 epilogue: Epilogue | None = None, dtype: Any = None) -> Contraction:
+    """The contraction of an `einsum` of two operands, which are checked."""
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     if len(operands) != 2:
         which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
         raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
-    contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
-    recipe, (a, b, d), keywords = contraction.as_matrices(operator, epilogue, precision)
-    return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
+    return _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
 
 
 def _checked(spec: str, operands: tuple[Any, ...],
@@ -390,7 +407,7 @@ class Contraction(NamedTuple):
 
 def _arranged(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
               out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
-              precision: str | None, dtype: np.dtype | None = None) -> Contraction:
+              dtype: np.dtype | None) -> Contraction:
     """A contraction of two operands, with its result."""
     a, b = operands
     if of_out is None:
@@ -607,32 +624,52 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
     return min(listed, key=itemgetter(0))[1] if listed else None
 
 
-def _reordered(contraction: Contraction, stream: Any) -> ReorderedProduct | None:
-    """The launches of copies and of the product, whose plan is kept. None where the product is computed as it is."""
+class InOrder(NamedTuple):
+    """A contraction's matrices A, B and D where operands have been copied, with D's layout, and the copies."""
+
+    matrices: tuple[Any, Any, Any]
+    layouts: dict[str, Any]
+    copies: dict[int, TensorCopy]
+
+
+def _in_order(contraction: Contraction) -> InOrder | None:
+    """None where the product is computed as it is: because that costs less, or was tuned."""
     orders = contraction.reordering()
     if orders is None:
         return None
     (spec, terms, result, arrays, _, copies), given, infos = contraction
+    own, views, _ = contraction.as_matrices(None, None, None)
+    a, b, d = (describe(x, "out") for x in views)
+    if resolve(a, b, None, d, None, _layouts(own, (a, b, d), {})).chosen_by == "tuned":
+        return None
+    recipe = _recipe(spec, (orders[0].term, orders[1].term), result,
+                     (*((x.shape, x.strides, array[2]) for x, array in zip(orders, arrays)), arrays[2]), "", copies)
+    spaces = [empty_like(x, (order.elements,), info.dtype) if order.is_copy else x
+              for x, info, order in zip(given, infos, orders)]
+    x, y, z = (strided(space, describe(space, "out"), *view) for space, view in zip((*spaces, given[2]), recipe.views))
+    moved = {n: TensorCopy(order.of(info, term), describe(space, "out")._replace(shape=order.shape, strides=order.strides))
+             for n, (order, info, term, space) in enumerate(zip(orders, infos, terms, spaces)) if order.is_copy}
+    return InOrder((x, y, z), _layouts(recipe, _described(x, y, z), {}), moved)
+
+
+def _reordered(contraction: Contraction, stream: Any) -> ReorderedProduct | None:
+    """The launches of copies and of the product, whose plan is kept. None where the product is computed as it is."""
+    if contraction.reordering() is None:
+        return None
+    given, infos = contraction.arrays, contraction.infos
     check_out(infos[2], dict(zip("ab", infos)))
-    key = contraction.described, orders, tuple((type(x), i[1:7], i.pointer & 15) for x, i in zip(given, infos))
-    made: Any = _plans.get(key) if current_mode() is None else None
+    key = contraction.described, tuple((type(x), info[1:7], info.pointer & 15) for x, info in zip(given, infos))
+    made: ReorderedProduct | None = _plans.get(key) if current_mode() is None else None
     if made is None:
-        own, views, _ = contraction.as_matrices(None, None, None)
-        a, b, d = (describe(x, "out") for x in views)
-        if resolve(a, b, None, d, None, _layouts(own, (a, b, d), {})).chosen_by == "tuned":
+        found = _in_order(contraction)
+        if found is None:
             return None
-        recipe = _recipe(spec, (orders[0].term, orders[1].term), result,
-                         (*((x.shape, x.strides, array[2]) for x, array in zip(orders, arrays)), arrays[2]), "", copies)
-        spaces = [empty_like(x, (own.elements,), info.dtype) if own.is_copy else x
-                  for x, info, own in zip(given, infos, orders)]
-        matrices = [strided(x, describe(x, "out"), *view) for x, view in zip((*spaces, given[2]), recipe.views)]
-        moved = {n: TensorCopy(own.of(info, term), describe(space, "out")._replace(shape=own.shape, strides=own.strides))
-                 for n, (own, info, term, space) in enumerate(zip(orders, infos, terms, spaces)) if own.is_copy}
-        layouts = _layouts(recipe, _described(*matrices), {})
-        made = _plans.keep(key, ReorderedProduct(moved, plan(*matrices[:2], out=matrices[2], **layouts)))
+        a, b, d = found.matrices
+        made = ReorderedProduct(found.copies, plan(a, b, out=d, **found.layouts))
+        if current_mode() is None:
+            _plans.keep(key, made)
     made(given[0], given[1], out=given[2], stream=stream)
-    found: ReorderedProduct = made
-    return found
+    return made
 
 
 class OrderedOperand(NamedTuple):
