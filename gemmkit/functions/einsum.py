@@ -382,7 +382,7 @@ class Contraction(NamedTuple):
     arrays: tuple[Any, Any, Any]
     infos: tuple[ArrayInfo, ArrayInfo, ArrayInfo]
 
-    def reordering(self) -> tuple[OrderedOperand, OrderedOperand] | None:
+    def reordering(self) -> tuple[OrderedOperand, ...] | None:
         """`_reordering`; None where it is not known what the product costs, or an operand has a structure."""
         device, (a, b, _) = target(self.infos[0].device), self.infos
         if (device.arch, a.dtype, self.described[4]) != ((9, 0), b.dtype, "") or a.dtype.name not in RATES:
@@ -423,8 +423,9 @@ def _arranged(spec: str, terms: tuple[str, ...], result: str, operands: tuple[An
     fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
     copies = (target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in infos)
               and of_out.dtype.itemsize in (2, 4))
-    arrays = tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out))
-    return Contraction((spec, terms, result, arrays, fixed, copies), (a, b, out), (*infos, of_out))
+    of_a, of_b = infos
+    arrays = tuple((i.shape, i.strides, i.dtype.itemsize) for i in (of_a, of_b, of_out))
+    return Contraction((spec, terms, result, arrays, fixed, copies), (a, b, out), (of_a, of_b, of_out))
 
 
 def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
@@ -587,18 +588,20 @@ MEASURED = 132                         # multiprocessors of the device that thes
 RATES = {"float16": (680.0, 390.0, 195.0), "bfloat16": (680.0, 390.0, 195.0), "float32": (50.5, 49.0, 41.0)}
 COPIED, BEGUN = 3.2e6, 4.0             # bytes that are read or written in a microsecond, and microseconds of a launch
 WORTH = 0.95                           # of the time as it is that the other way takes at most
+LARGEST = 2**32                        # bytes that a copy reads and writes at most: its places have 31 bits
 
 
 @functools.lru_cache(maxsize=4096)
 def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[Any, ...], fixed: str, copies: bool,
-                dtype: str, aligned: tuple[bool, bool]) -> tuple[OrderedOperand, OrderedOperand] | None:
+                dtype: str, aligned: tuple[bool, bool]) -> tuple[OrderedOperand, ...] | None:
     """The operands, of which those that are copied have other strides; None where the product is computed as it is.
 
     ``aligned`` says which operands begin at multiples of 16 bytes."""
     own = _recipe(spec, terms, result, arrays, fixed, copies)
     plain, gathered, combed = (2e-6 * math.prod((*own.sizes, _products(own))) / rate for rate in RATES[dtype])
     as_it_is = combed if any(map(_is_comb, own.views, own.rows, (own.batch,) * 2)) else gathered
-    if not any(own.rows[:2]) or as_it_is * WORTH < plain + BEGUN:
+    of_k, of_b = ([x for x in term if x not in result] for term in terms)
+    if not any(own.rows[:2]) or as_it_is * WORTH < plain + BEGUN or {*of_k} != {*of_b}:
         return None
     strides = [dict(zip(term, array[1])) for term, array in zip((*terms, result), arrays)]
     sizes = sizes_of(terms, [array[0] for array in arrays[:2]])
@@ -608,17 +611,16 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
         return "".join(sorted(kind, key=lambda x: -abs(strides[which][x])))
 
     of_m, of_n = ([x for x in term if x in result and x not in batch] for term in terms)
-    of_k = [x for x in terms[0] if x not in result]
-    listed: list[tuple[float, tuple[OrderedOperand, OrderedOperand]]] = []
+    listed: list[tuple[float, tuple[OrderedOperand, ...]]] = []
     for m, k in itertools.product(*(dict.fromkeys(slowest_first(n, kind) for n in tensors)
                                     for kind, tensors in ((of_m, (0, 2)), (of_k, (0, 1))))):
-        ways = [[OrderedOperand(term, *array[:2], False)] * (aligned[n] and 0 not in array[1]) + [
-            OrderedOperand.copy(batch, groups, sizes, array[2]) for groups in ((rows, k), (k, rows))]
-            for n, (term, array, rows) in enumerate(zip(terms, arrays, (m, slowest_first(2, of_n))))]
+        ways = [[OrderedOperand(term, shape, own_strides, False)] * (aligned[n] and 0 not in own_strides) + [
+            OrderedOperand.copy(batch, groups, sizes, size) for groups in ((rows, k), (k, rows))]
+            for n, (term, (shape, own_strides, size), rows) in enumerate(zip(terms, arrays, (m, slowest_first(2, of_n))))]
         for pair in itertools.product(*ways):
-            moved = [math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
-            time = plain + sum(2 * count / COPIED + BEGUN for count in moved)
-            if time <= as_it_is * WORTH and _is_ordinary(spec, pair, result, arrays, copies):
+            moved = [2 * math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
+            time = plain + sum(count / COPIED + BEGUN for count in moved)
+            if time <= as_it_is * WORTH and max(moved, default=0) < LARGEST and _is_ordinary(spec, pair, result, arrays, copies):
                 turned = sum(x.is_copy and strides[n][x.term[-1]] != 1 for n, x in enumerate(pair))
                 listed.append((time + turned, pair))
     return min(listed, key=itemgetter(0))[1] if listed else None

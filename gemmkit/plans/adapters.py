@@ -484,7 +484,7 @@ class Reordering(Component):
 
     @property
     def blocks(self) -> int:
-        count = math.prod(self.steps.extents())
+        count: int = math.prod(self.steps.extents())
         return count if self.is_tiled else -(-count // (THREADS * PIECES))
 
     @property
