@@ -620,7 +620,8 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
         for pair in itertools.product(*ways):
             moved = [2 * math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
             time = plain + sum(count / COPIED + BEGUN for count in moved)
-            if time <= as_it_is * WORTH and max(moved, default=0) < LARGEST and _is_ordinary(spec, pair, result, arrays, copies):
+            is_worth = time <= as_it_is * WORTH and max(moved, default=0) < LARGEST
+            if is_worth and _is_ordinary(spec, pair, result, arrays, copies):
                 turned = sum(x.is_copy and strides[n][x.term[-1]] != 1 for n, x in enumerate(pair))
                 listed.append((time + turned, pair))
     return min(listed, key=itemgetter(0))[1] if listed else None
