@@ -588,8 +588,8 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
 # extents across: they would have to divide the tensor's, so most tensors would be left.)
 
 MEASURED = 132                         # multiprocessors of the device that these are of, an H200
-#: Tflop/s of products of ordinary matrices, of tensors that are gathered, and of those of which one is a comb, by dtype. Those
-#: of tensors are TCCG's (docs/measured_rows.md, 2026-11-30); the first of 16 bits, `COPIED` and `BEGUN` are assumed so far.
+#: Tflop/s of products of ordinary matrices, of tensors that are gathered, and of those of which one is a comb, by dtype.
+#: Those of tensors are TCCG's (docs/measured_rows.md, 2026-11-30). The first ones, `COPIED` and `BEGUN` are assumed so far.
 RATES = {"float16": (680.0, 390.0, 195.0), "bfloat16": (680.0, 390.0, 195.0), "float32": (50.5, 49.0, 41.0)}
 COPIED, BEGUN = 3.2e6, 4.0             # bytes that are read or written in a microsecond, and microseconds of a launch
 WORTH = 0.95                           # of the time as it is that the other way takes at most
