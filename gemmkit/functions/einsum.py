@@ -1,4 +1,4 @@
-"""``einsum``: contractions of tensors as single matrix products, without transposition (GETT).
+"""``einsum``: contractions of tensors as single matrix products (GETT).
 
 The indices of ``D = einsum(spec, A, B)`` fall into four kinds: those of A and D are the rows of D (M), those of B and D its
 columns (N), those that D lacks are summed over (K), and those that all three have count products (the batch). The
@@ -6,7 +6,8 @@ operands are then matrices whose rows and columns are made of several dimensions
 them in place. Dimensions that lie in each other's stride, in both operands that have them, are merged first; where one is
 left in each kind the operand is an ordinary strided matrix, and moves as one.
 
-Of each kind the order of the dimensions is free; `gemmkit.functions.einsum` chooses it, so that accesses are wide.
+Of each kind the order of the dimensions is free; `gemmkit.functions.einsum` chooses it, so that accesses are wide. An
+operand is copied into another order first if that costs less than to gather it (`_reordering`).
 
 A batch is a stack of products (`gemmkit.plans.problem`), whose dimensions stand before those of the matrices, and one
 launch.
@@ -15,6 +16,7 @@ launch.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,13 +34,15 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import Matricised
 from gemmkit.layouts.joined import InterleavedColumns
 from gemmkit.layouts.matrices import GeneratedMatrix, Matrix, unwrapped
+from gemmkit.layouts.tensor import WIDE, Mode, ordered
 from gemmkit.operators import Algebra, Operator
+from gemmkit.plans.adapters import TensorCopy
 from gemmkit.plans.launch import KnownCalls, cache
-from gemmkit.plans.plan import Plan, multiply, plan
-from gemmkit.plans.problem import asked_dtype, check_places, layout_of
+from gemmkit.plans.plan import Plan, ReorderedProduct, multiply, plan
+from gemmkit.plans.problem import asked_dtype, check_out, check_places, layout_of, resolve
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
-from gemmkit.shapes import NOTHING, Shape, Step, merged
+from gemmkit.shapes import NOTHING, merged
 from gemmkit.tuning.operators import AccumulatorRule, algebra_of, check_multiplied, new_dtype
 
 # --------------------------------------------------------------------------------------------------
@@ -155,114 +159,6 @@ def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: di
 
 
 # --------------------------------------------------------------------------------------------------
-# Modes: the dimensions that make up the rows, columns or terms of a contraction's matrices, and how they are ordered.
-#
-# Two tensors have each of them. Neighbours in a tensor's memory should be neighbours in the product, or a thread can move
-# nothing at once; and a tile should cover whole lines of memory. Where the tensors disagree, a mode is cut in two: a mode
-# of extent v w and stride s is one of extent v and stride s, and one of extent w and stride s v.
-#
-# * One tensor leads: ``v`` elements of its fastest mode, 16 bytes, come first. Its accesses are vectors.
-# * Where another mode is the other tensor's fastest (the unit-stride modes conflict: the tensors are *at odds*), as many
-#   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix: a thread that owns
-#   all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`, ``comb``). If tensors are
-#   equally large, it is two or three such vectors, because memory moves sectors of 32 bytes.
-# * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
-#   comes first, and eight elements of the other: copies of 16 bytes are asked for together where they are neighbours in
-#   shared memory, too.
-# * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
-#   first: parts of sectors cost more to write than to read.
-# * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
-
-LARGER = 4                             # times as many elements: what a tensor must have to decide over another
-WIDE = 16                              # bytes of the widest access of a thread
-VECTORS = 8                            # elements of the widest vector: a thread holds as many vectors
-FEW, MORE = 4, 1.15                    # or so many, where D is to have whole sectors, because it is so many times as large
-
-
-class Mode(NamedTuple):
-    """One dimension that two tensors have, or several merged: its extent and its strides in the two."""
-
-    extent: int
-    first: int
-    second: int
-
-    @staticmethod
-    def all_of(modes: Iterable[shapes.Mode]) -> list[Mode]:
-        """The modes of (extent, stride) pairs, whose strides are `Step`s in the two tensors."""
-        return [Mode(extent, *step) for extent, step in modes if extent != 1]
-
-    @property
-    def shape(self) -> Shape:
-        """From its elements to their places in both tensors."""
-        return Shape.of_modes([[(self.extent, Step(self[1:]))]])
-
-    def cut(self, count: int) -> list[Mode]:
-        """The ``count`` elements that come first, and the others: a tile, and where the tiles begin."""
-        outer, inner = self.shape.tile(count)
-        return Mode.all_of((*inner.modes[0], *outer.modes[0]))
-
-
-def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False,
-            is_little: bool = False, is_reread: bool = False) -> list[Mode]:
-    """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
-    first, those merged that lie in each other's stride in both. ``stores`` says that the second is written, ``is_little``
-    that it gives way where the first has neighbours: to move it is a small part of the whole. ``is_reread`` says that the
-    first is read many times, by copies of 16 bytes, for each time that the second is written.
-
-    >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
-    [4, 8, 4, 6]
-    >>> ordered([Mode(16, 1, 16), Mode(48, 16, 256)], (4, 4), (768, 768))
-    [Mode(extent=768, first=1, second=16)]
-    """
-    larger = next((n for n in (0, 1) if counts[n] >= LARGER * max(1, counts[1 - n])), None)
-    first, second = (any(x[1 + n] == 1 for x in modes) for n in (0, 1))
-    if is_little and first:
-        return merged_modes(sorted_by(0, modes))
-    lead = 1 if second and (not first or (larger == 1 and not stores)) else 0
-    modes = merged_modes(sorted_by(lead, modes))
-    decides = lead if larger is None else larger
-    pieces = dict(found for n in (lead, 1 - lead) for found in fastest(modes, n, itemsizes[n]))
-    if not pieces and (first or second):                     # no vectors: let the lead's neighbours be neighbours at least
-        return modes
-    by_sectors = is_reread and stores and len(pieces) == 2 and lead == 0
-    if stores and len(pieces) == 2 and counts[1] >= MORE * counts[0] and not by_sectors:
-        at = next(iter(pieces))
-        pieces[at] = math.gcd(pieces[at], FEW)
-    order = sorted_by(decides, modes)
-    if not pieces or [modes[at] for at in pieces] == order[:1]:
-        return merged_modes(order) or [Mode(1, 1, 1)]
-    front: list[Mode] = []
-    rest = [mode for at, mode in enumerate(modes) if at not in pieces]
-    for at, count in pieces.items():
-        if by_sectors:                                      # eight elements of D are one, or of float32 two vectors
-            is_half = not front or count < VECTORS
-            count *= 2 if is_half and modes[at].extent // count % 2 == 0 else 1
-        elif front and (stores or larger is None):   # a tile should have whole sectors of the other, too
-            count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
-        piece, *others = modes[at].cut(count)
-        front.append(piece)
-        rest += others
-    return merged_modes([*front, *sorted_by(decides, rest)])
-
-
-def fastest(modes: Sequence[Mode], which: int, itemsize: int) -> list[tuple[int, int]]:
-    """Which mode's elements are neighbours in one tensor, and how many of them a thread moves at once; none if not two."""
-    at = next((at for at, mode in enumerate(modes) if mode[1 + which] == 1), None)
-    count = 1 if at is None else math.gcd(modes[at].extent, VECTORS, max(1, WIDE // itemsize))
-    return [(at, count)] if at is not None and count > 1 else []
-
-
-def sorted_by(which: int, modes: Sequence[Mode]) -> list[Mode]:
-    """The fastest of one tensor first; what does not move in it (or has no stride) last."""
-    return sorted(modes, key=lambda x: (abs(x[1 + which]) or np.inf, abs(x[2 - which])))
-
-
-def merged_modes(modes: Sequence[Mode]) -> list[Mode]:
-    """The modes, those made one that follow each other and lie in each other's stride in both tensors."""
-    return Mode.all_of(shapes.merged((mode.extent, Step(mode[1:])) for mode in modes))
-
-
-# --------------------------------------------------------------------------------------------------
 # ``einsum`` of one operand, and of matrices with structure.
 #
 # Where nothing is summed over the result is a view. A sum is a product with a column of ones that is nowhere in memory
@@ -339,6 +235,10 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
             has an ``operator``, which names no neutral factor.
         TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
 
+    On Hopper, a long product of 16-bit or float32 operands copies those that threads would have to gather into another order
+    first, where that costs less. The copies lie in the stream's workspaces, which have the size of the operand, or up to
+    twice that. With an operator, an epilogue or a precision nothing is copied.
+
     >>> import gemmkit, numpy as np
     >>> a, b = np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.ones((4, 2), np.float32)
     >>> with gemmkit.emulate():
@@ -374,9 +274,12 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
                 check_multiplied(info.dtype, f"operand {n}")
         asked = asked if of_out is None else of_out.dtype
         return _chain(terms, result, operands, infos, out, operator, epilogue, precision, stream, optimize, asked)
-    recipe, views, keywords, made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue,
-                                                 precision, asked)
-    launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
+    contraction = _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
+    made, views = contraction.arrays[2], list(contraction.arrays)
+    launched: Any = _reordered(contraction, stream) if is_plain else None
+    if launched is None:
+        recipe, views, keywords = contraction.as_matrices(operator, epilogue, precision)
+        launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
     if is_quick and launched is not None:
         _know((spec, dtype), given, launched, views, made, out)
     return made
@@ -385,7 +288,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
 _calls = KnownCalls()
 
 
-def _know(rest: Any, given: tuple[Any, ...], launched: Plan, views: list[Any], made: Any, out: Any) -> None:
+def _know(rest: Any, given: tuple[Any, ...], launched: Plan | ReorderedProduct, views: list[Any], made: Any,
+          out: Any) -> None:
     """Know such a call from now on."""
     found, at = (tuple(describe(x, "").pointer for x in each) for each in (views[:2], given))
     if found in (at, at[::-1]):                            # neither copies nor operands that begin elsewhere
@@ -407,14 +311,31 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
     ...     gemmkit.matmul(x, y, out=out, **keywords).shape, sorted(keywords)
     ((2, 3, 1), [])
     """
+    recipe, (a, b, d), keywords = _one_product(spec, operands, out, operator, epilogue, dtype).as_matrices(
+        operator, epilogue, precision)
+    return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
+
+
+def as_launched(spec: str, *operands: Any, out: Any = None,
+                **keywords: Any) -> tuple[tuple[Any, Any, Any, dict[str, Any]], dict[int, TensorCopy]]:
+    """What `as_product` returns, of the product that is launched: behind copies of A (0) and B (1), whose places are
+    allocated."""
+    if not keywords:
+        found = _in_order(_one_product(spec, operands, out))
+        if found is not None:
+            return (*found.matrices, found.layouts), found.copies
+    return as_product(spec, *operands, out=out, **keywords), {}
+
+
+def _one_product(spec: str, operands: tuple[Any, ...], out: Any, operator: Operator | None = None,
+                 epilogue: Epilogue | None = None, dtype: Any = None) -> Contraction:
+    """The contraction of an `einsum` of two operands, which are checked."""
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     if len(operands) != 2:
         which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
         raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
-    made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, precision, asked)
-    recipe, (a, b, d), keywords, _ = made
-    return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
+    return _arranged(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
 
 
 def _checked(spec: str, operands: tuple[Any, ...],
@@ -457,11 +378,41 @@ def _array_of(x: Any, operands: tuple[Any, ...], spec: str) -> Any:
     return found
 
 
-def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
-                 out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
-                 precision: str | None,
-                 dtype: np.dtype | None = None) -> tuple[ContractionPlan, list[Any], dict[str, Any], Any]:
-    """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
+class Contraction(NamedTuple):
+    """A contraction of two operands in the order in which they are multiplied: what `_recipe` takes, the operands and the
+    result, and what they are."""
+
+    described: tuple[Any, ...]
+    arrays: tuple[Any, Any, Any]
+    infos: tuple[ArrayInfo, ArrayInfo, ArrayInfo]
+
+    def reordering(self) -> tuple[OrderedOperand, ...] | None:
+        """`_reordering`; None where it is not known what the product costs, or an operand has a structure."""
+        device, (a, b, _) = target(self.infos[0].device), self.infos
+        if (device.arch, a.dtype, self.described[4]) != ((9, 0), b.dtype, "") or a.dtype.name not in RATES:
+            return None
+        if device.sm_count < MEASURED:
+            return None
+        return _reordering(*self.described, a.dtype.name, (a.pointer % WIDE == 0, b.pointer % WIDE == 0))
+
+    def as_matrices(self, operator: Operator | None, epilogue: Epilogue | None,
+                    precision: str | None) -> tuple[ContractionPlan, list[Any], dict[str, Any]]:
+        """Its recipe, the views of A, B and D, and the components."""
+        _, terms, result, _, fixed, _ = self.described
+        recipe = _recipe(*self.described)
+        keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue),
+                                                                    ("precision", precision)) if value is not None}
+        if fixed:
+            keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
+        views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
+                 for n, (x, i, v, term) in enumerate(zip(self.arrays, self.infos, recipe.views, (*terms, result)))]
+        return recipe, views, keywords
+
+
+def _arranged(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
+              out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+              dtype: np.dtype | None) -> Contraction:
+    """A contraction of two operands, with its result."""
     a, b = operands
     if of_out is None:
         sizes = sizes_of(terms, [info.shape for info in infos])
@@ -476,15 +427,9 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
     fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
     copies = (target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in infos)
               and of_out.dtype.itemsize in (2, 4))
-    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed,
-                     copies)
-    keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue),
-                                                                 ("precision", precision)) if value is not None}
-    if fixed:
-        keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
-    views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
-             for n, (x, i, v, term) in enumerate(zip((a, b, out), (*infos, of_out), recipe.views, (*terms, result)))]
-    return recipe, views, keywords, out
+    of_a, of_b = infos
+    arrays = tuple((i.shape, i.strides, i.dtype.itemsize) for i in (of_a, of_b, of_out))
+    return Contraction((spec, terms, result, arrays, fixed, copies), (a, b, out), (of_a, of_b, of_out))
 
 
 def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
@@ -633,6 +578,159 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(extent, stride) of one tensor's dimensions, fastest first: those in each other's stride are one, to it alone."""
     found = merged(modes)
     return [(1, 1)] if found == NOTHING else list(found)
+
+
+# -- operands in another order ----------------------------------------------------------------------------------------
+#
+# Threads gather an operand whose dimensions do not merge to those of a matrix. TMA brings a matrix, and is faster: so where
+# the product is long beside an operand, the operand is first copied into a workspace, in an order in which it is a matrix.
+# (TMA takes boxes of five dimensions, too. But a box of a swizzled line has 64 elements along one dimension, and the tile's
+# extents across: they would have to divide the tensor's, so most tensors would be left.)
+
+MEASURED = 132                         # multiprocessors of the device that these are of, an H200
+#: Tflop/s of products of ordinary matrices, of tensors that are gathered, and of those of which one is a comb, by dtype.
+#: Those of tensors are TCCG's (docs/measured_rows.md, 2026-11-30). The first ones, `COPIED` and `BEGUN` are assumed so far.
+RATES = {"float16": (680.0, 390.0, 195.0), "bfloat16": (680.0, 390.0, 195.0), "float32": (50.5, 49.0, 41.0)}
+COPIED, BEGUN = 3.2e6, 4.0             # bytes that are read or written in a microsecond, and microseconds of a launch
+WORTH = 0.95                           # of the time as it is that the other way takes at most
+LARGEST = 2**32                        # bytes that a copy reads and writes at most: its places have 31 bits
+
+
+@functools.lru_cache(maxsize=4096)
+def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[Any, ...], fixed: str, copies: bool,
+                dtype: str, aligned: tuple[bool, bool]) -> tuple[OrderedOperand, ...] | None:
+    """The operands, of which those that are copied have other strides; None where the product is computed as it is.
+
+    ``aligned`` says which operands begin at multiples of 16 bytes."""
+    own = _recipe(spec, terms, result, arrays, fixed, copies)
+    plain, gathered, combed = (2e-6 * math.prod((*own.sizes, _products(own))) / rate for rate in RATES[dtype])
+    as_it_is = combed if any(map(_is_comb, own.views, own.rows, (own.batch,) * 2)) else gathered
+    of_k, of_b = ([x for x in term if x not in result] for term in terms)
+    if not any(own.rows[:2]) or as_it_is * WORTH < plain + BEGUN or {*of_k} != {*of_b}:
+        return None
+    strides = [dict(zip(term, array[1])) for term, array in zip((*terms, result), arrays)]
+    sizes = sizes_of(terms, [array[0] for array in arrays[:2]])
+    batch = "".join(x for x in result if x in terms[0] and x in terms[1])
+
+    def slowest_first(which: int, kind: Iterable[str]) -> str:
+        return "".join(sorted(kind, key=lambda x: -abs(strides[which][x])))
+
+    of_m, of_n = ([x for x in term if x in result and x not in batch] for term in terms)
+    listed: list[tuple[float, tuple[OrderedOperand, ...]]] = []
+    for m, k in itertools.product(*(dict.fromkeys(slowest_first(n, kind) for n in tensors)
+                                    for kind, tensors in ((of_m, (0, 2)), (of_k, (0, 1))))):
+        ways = [[OrderedOperand(term, shape, own_strides, False)] * (aligned[n] and 0 not in own_strides) + [
+            OrderedOperand.copy(batch, groups, sizes, size) for groups in ((rows, k), (k, rows))]
+            for n, (term, (shape, own_strides, size), rows) in enumerate(zip(terms, arrays, (m, slowest_first(2, of_n))))]
+        for pair in itertools.product(*ways):
+            moved = [2 * math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
+            time = plain + sum(count / COPIED + BEGUN for count in moved)
+            is_worth = time <= as_it_is * WORTH and max(moved, default=0) < LARGEST
+            if is_worth and _is_ordinary(spec, pair, result, arrays, copies):
+                turned = sum(x.is_copy and strides[n][x.term[-1]] != 1 for n, x in enumerate(pair))
+                listed.append((time + turned, pair))
+    return min(listed, key=itemgetter(0))[1] if listed else None
+
+
+class InOrder(NamedTuple):
+    """A contraction's matrices A, B and D where operands have been copied, with D's layout, and the copies."""
+
+    matrices: tuple[Any, Any, Any]
+    layouts: dict[str, Any]
+    copies: dict[int, TensorCopy]
+
+
+def _in_order(contraction: Contraction) -> InOrder | None:
+    """None where the product is computed as it is: because that costs less, or was tuned."""
+    orders = contraction.reordering()
+    if orders is None:
+        return None
+    (spec, terms, result, arrays, _, copies), given, infos = contraction
+    own, views, _ = contraction.as_matrices(None, None, None)
+    a, b, d = (describe(x, "out") for x in views)
+    if resolve(a, b, None, d, None, _layouts(own, (a, b, d), {})).chosen_by == "tuned":
+        return None
+    recipe = _recipe(spec, (orders[0].term, orders[1].term), result,
+                     (*((x.shape, x.strides, array[2]) for x, array in zip(orders, arrays)), arrays[2]), "", copies)
+    spaces = [empty_like(x, (order.elements,), info.dtype) if order.is_copy else x
+              for x, info, order in zip(given, infos, orders)]
+    x, y, z = (strided(space, describe(space, "out"), *view) for space, view in zip((*spaces, given[2]), recipe.views))
+    moved = {n: TensorCopy(order.of(info, term), describe(space, "out")._replace(shape=order.shape, strides=order.strides))
+             for n, (order, info, term, space) in enumerate(zip(orders, infos, terms, spaces)) if order.is_copy}
+    return InOrder((x, y, z), _layouts(recipe, _described(x, y, z), {}), moved)
+
+
+def _reordered(contraction: Contraction, stream: Any) -> ReorderedProduct | None:
+    """The launches of copies and of the product, whose plan is kept. None where the product is computed as it is."""
+    if contraction.reordering() is None:
+        return None
+    given, infos = contraction.arrays, contraction.infos
+    check_out(infos[2], dict(zip("ab", infos)))
+    key = contraction.described, tuple((type(x), info[1:7], info.pointer & 15) for x, info in zip(given, infos))
+    made: ReorderedProduct | None = _plans.get(key) if current_mode() is None else None
+    if made is None:
+        found = _in_order(contraction)
+        if found is None:
+            return None
+        a, b, d = found.matrices
+        made = ReorderedProduct(found.copies, plan(a, b, out=d, **found.layouts))
+        if current_mode() is None:
+            _plans.keep(key, made)
+    made(given[0], given[1], out=given[2], stream=stream)
+    return made
+
+
+class OrderedOperand(NamedTuple):
+    """An operand's indices, shape and strides, and whether it is copied to have them."""
+
+    term: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_copy: bool
+
+    @staticmethod
+    def copy(batch: str, groups: tuple[str, str], sizes: dict[str, int], itemsize: int) -> OrderedOperand:
+        """Matrices in C order, whose rows begin at multiples of 16 bytes."""
+        outer, inner = groups
+        width = -(-math.prod(sizes[x] for x in inner) * itemsize // WIDE) * WIDE // itemsize
+        strides, at = dict[str, int](), 1
+        for group, start in ((inner, 1), (batch + outer, width)):
+            at = start
+            for x in reversed(group):
+                strides[x], at = at, at * sizes[x]
+        term = batch + outer + inner
+        return OrderedOperand(term, tuple(sizes[x] for x in term), tuple(strides[x] for x in term), True)
+
+    @property
+    def elements(self) -> int:
+        """From the first on, with those between rows."""
+        return 1 + shapes.span(zip(self.shape, self.strides))
+
+    def of(self, info: ArrayInfo, term: str) -> ArrayInfo:
+        """The operand, whose dimensions are those of ``term``, with its dimensions in this order."""
+        at = [term.index(x) for x in self.term]
+        return info._replace(shape=self.shape, strides=tuple(info.strides[n] for n in at))
+
+
+def _is_ordinary(spec: str, pair: Sequence[OrderedOperand], result: str, arrays: Sequence[Any], copies: bool) -> bool:
+    """Whether both operands are matrices that TMA takes, and D is written along its lines."""
+    described = tuple((x.shape, x.strides, array[2]) for x, array in zip(pair, arrays))
+    found = _recipe(spec, (pair[0].term, pair[1].term), result, (*described, arrays[2]), "", copies)
+    for (shape, strides), (_, _, size) in zip(found.views, described):
+        apart = [stride for extent, stride in zip(shape, strides) if extent > 1]
+        if apart.count(1) != 1 or any(stride != 1 and stride * size % WIDE for stride in apart):
+            return False
+    return not any(found.rows[:2]) and found.views[2][1][found.batch + (found.rows[2] or 1)] == 1
+
+
+def _is_comb(view: tuple[tuple[int, ...], tuple[int, ...]], rows: int, batch: int) -> bool:
+    """Whether neighbours in memory are the second dimension of their group."""
+    strides = view[1][batch:]
+    return rows > 0 and 1 in strides and strides.index(1) not in (0, rows)
+
+
+def _products(recipe: ContractionPlan) -> int:
+    return math.prod(recipe.views[2][0][:recipe.batch])
 
 
 # -- three operands and more ------------------------------------------------------------------------------------------

@@ -18,11 +18,13 @@ coordinates: they index arrays by row and column, and displacements are 64 bits 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, cast
 
-from gemmkit.components import CapturedArray, Component, Scalar, arrays_of, field_values, with_fields
+import numpy as np
+
+from gemmkit.components import CapturedArray, Component, Scalar, arrays_of, field_values, freeze, with_fields
 from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.epilogues.base import ELEMENT, Alongside, answered_by
 from gemmkit.epilogues.pairs import Pack, Pairs, Pairwise
@@ -30,18 +32,26 @@ from gemmkit.kernels.collectives.operand import column_of, row_of
 from gemmkit.kernels.collectives.scheduler import StackSteps
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.kernels.spec import Condition
+from gemmkit.lang.aggregates import fill
 from gemmkit.lang.checks import number, numbers
 from gemmkit.lang.component_products import with_matrix, with_number
 from gemmkit.lang.components import COUNT, NARROW, WIDE, dataclass, narrowed
 from gemmkit.lang.components import widened as wide
-from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.host import Elements
+from gemmkit.lang.functions import DeviceFunction, freeze_array, freeze_scalar
+from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.references import is_gemmkit
-from gemmkit.lang.registers import apply
+from gemmkit.lang.registers import apply, each, fold, generate, join
 from gemmkit.layouts import ArrayLayout, GlobalLayout, ResultLayout
 from gemmkit.layouts.joined import PartArray
+from gemmkit.layouts.tensor import Modes
+from gemmkit.plans.launch import Launch, Put
 from gemmkit.plans.problem import described, first_matrix
+from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
+from gemmkit.ptx.special import barrier, block_x, thread_index, udiv
 from gemmkit.runtime.arrays import ArrayInfo, strided, whole
+from gemmkit.runtime.device import target
+from gemmkit.runtime.launch import Launchable
+from gemmkit.shapes import Step, merged, span
 from gemmkit.tiling import translate
 from gemmkit.transforms import Transform
 from gemmkit.transforms.base import ComposedTransform, transformed
@@ -429,3 +439,198 @@ def _refuse(component: Any, name: str, size: int, method: str, instead: str) -> 
     raise ValueError(f"{name} or an array of {type(component).__qualname__} has {size} elements, and its {method} works on "
                      f"tiles, whose coordinates are 32-bit integers: that is safe below {COUNT} elements alone; {instead}, "
                      "which gets 64-bit ones")
+
+
+# --------------------------------------------------------------------------------------------------
+# A tensor's elements in another order.
+#
+# Neighbours in memory move as vectors where the fastest dimension stays the fastest. Where another one becomes it, a tile
+# of both goes through shared memory, so that loads and stores are of whole lines.
+
+THREADS, PIECES = 256, 4               # of a block; vectors that a thread moves at once
+LONGEST = 96                           # elements of a tile along a dimension, of 2 bytes
+
+
+@dataclass(frozen=True)
+class Reordering(Component):
+    """How `reorder` shares out its work. ``steps`` are the vectors of dimension 0 and the other dimensions; or, if
+    dimension 1 becomes the fastest, tiles of ``columns`` by ``rows`` elements of dimensions 0 and 1, and the other
+    dimensions. Vectors that are loaded have ``loaded`` elements, those that are stored ``stored``."""
+
+    steps: Any
+    dtype: np.dtype
+    columns: int
+    rows: int
+    loaded: int
+    stored: int
+
+    @property
+    def is_tiled(self) -> bool:
+        return self.rows > 0
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row in shared memory: an odd number of words."""
+        return self.columns + max(1, 4 // self.dtype.itemsize)
+
+    @property
+    def loads(self) -> int:
+        """Vectors of a tile that a thread loads."""
+        return -(-self.rows * self.columns // (self.loaded * THREADS))
+
+    @property
+    def stores(self) -> int:
+        return -(-self.rows * self.columns // (self.stored * THREADS))
+
+    @property
+    def blocks(self) -> int:
+        count: int = math.prod(self.steps.extents())
+        return count if self.is_tiled else -(-count // (THREADS * PIECES))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.rows * self.pitch * self.dtype.itemsize
+
+    @staticmethod
+    def of(x: ArrayInfo, y: ArrayInfo) -> Reordering:
+        """Of arrays as `TensorCopy` orders their dimensions."""
+        is_tiled, size = y.strides[0] != 1, x.dtype.itemsize
+        loaded, stored = _vector(x, 0), _vector(y, int(is_tiled))
+        if not is_tiled:
+            loaded = stored = math.gcd(loaded, stored)
+            return Reordering(Modes.of((x.shape[0] // loaded, *x.shape[1:])), x.dtype, 0, 0, loaded, stored)
+        extents = range(16, max(16, min(LONGEST, 2 * LONGEST // size)) + 1, 16)
+        columns, rows = (min(extents, key=lambda extent: (-(-n // extent) * extent, -extent)) for n in x.shape[:2])
+        tiles = -(-x.shape[0] // columns), -(-x.shape[1] // rows), *x.shape[2:]
+        return Reordering(Modes.of(tiles), x.dtype, columns, rows, loaded, stored)
+
+
+def _vector(array: ArrayInfo, axis: int) -> int:
+    """Elements along a dimension that are moved at once: 16 bytes at most, wholly in bounds and aligned."""
+    if array.strides[axis] != 1:
+        return 1
+    size, others = array.dtype.itemsize, (*array.strides[:axis], *array.strides[axis + 1:])
+    return math.gcd(max(1, 16 // size), array.shape[axis], (array.pointer % 16 or 16) // size, *others)
+
+
+class TensorCopy:
+    """The launch that copies a tensor x into y, of the same shape and other strides, which has no stride 0 and no element
+    twice. Elements are bits: y holds x's, whatever they mean."""
+
+    def __init__(self, x: ArrayInfo, y: ArrayInfo):
+        modes = [(extent, *step) for extent, step in merged((extent, Step((own, other))) for extent, own, other in sorted(
+            zip(x.shape, x.strides, y.strides), key=lambda mode: mode[2]) if extent != 1)] or [(1, 1, 1)]
+        first = min(modes, key=lambda mode: abs(mode[1]))
+        modes = [first, *(mode for mode in modes if mode is not first)]
+        shape, of_x, of_y = zip(*modes)
+        bits = np.dtype(f"u{x.dtype.itemsize}")
+        self.x = x._replace(shape=shape, strides=of_x, dtype=bits)
+        self.y = y._replace(shape=shape, strides=of_y, dtype=bits, readonly=False)
+        self.spec = Reordering.of(self.x, self.y)
+        self.frozen = [freeze_array(info, axis if info.strides[axis] == 1 else None, readonly=info is self.x)
+                       for info, axis in ((self.x, 0), (self.y, int(self.spec.is_tiled)))]
+        self.count = math.prod(self.spec.steps.extents())
+        self.launchable = Launchable(reorder, [freeze(self.spec), *self.frozen, freeze_scalar(self.count)], THREADS,
+                                     self.spec.blocks, target(x.device), x.device, self.spec.shared_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of y, with what lies between its elements."""
+        return self.y.dtype.itemsize * (1 + span(zip(self.y.shape, self.y.strides)))
+
+    def launch(self) -> Launch:
+        """A call brings the addresses of y and x."""
+        places = self.launchable.slots
+        assert places[1] is not None and places[2] is not None
+        return Launch(self.launchable, [Put(places[2], 0), Put(places[1], 1)])
+
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
+        return [arrays[1]]
+
+    def emulated(self, arrays: tuple[Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        views = [arena.view_of(frozen.arrays[0], array.view(frozen.arrays[0].dtype), name, frozen.kind.unit,
+                               frozen.kind.alignment, readonly=name == "x")
+                 for name, array, frozen in zip("xy", arrays, self.frozen)]
+        yield self.launchable, (arena.component(self.spec), *views, self.count)
+
+
+def reorder(how: Reordering, x: View, y: View, count: int) -> None:
+    """Copy x into y, which has the same dimensions, and ``count`` vectors if it has no tiles."""
+    if how.is_tiled:
+        at = how.steps.split(block_x())
+        fold(how.loads, put_in_tile, 0, how, generate(how.loads, vector_of_tile, how, x, at))
+        barrier()
+        fold(how.stores, put_from_tile, 0, how, y, at)
+    else:
+        first = block_x() * (THREADS * PIECES) + thread_index()
+        fold(PIECES, put_vector, 0, how, y, first, count, generate(PIECES, vector_at, how, x, first, count))
+
+
+def vector_place(how: Reordering, n: int) -> tuple[Any, ...]:
+    at = how.steps.split(n)
+    return join(((at[0] * how.loaded,), at[1:]))
+
+
+def vector_at(p: int, how: Reordering, x: View, first: int, count: int) -> tuple[Any, ...]:
+    n = first + p * THREADS
+    if n < count:
+        return load_global(x, 0, vector_place(how, n), how.steps.nowhere(), how.loaded)
+    return fill(how.dtype, how.loaded, 0)
+
+
+def put_vector(_: int, p: int, how: Reordering, y: View, first: int, count: int, vectors: tuple[Any, ...]) -> int:
+    n = first + p * THREADS
+    if n < count:
+        store_global(y, 0, vector_place(how, n), how.steps.nowhere(), vectors[p])
+    return 0
+
+
+def loaded_at(p: int, how: Reordering) -> tuple[int, int]:
+    """The column and row in the tile of a thread's vector number p."""
+    n, vectors = p * THREADS + thread_index(), how.columns // how.loaded
+    row = udiv(n, vectors)
+    return (n - row * vectors) * how.loaded, row
+
+
+def stored_at(p: int, how: Reordering) -> tuple[int, int]:
+    n, vectors = p * THREADS + thread_index(), how.rows // how.stored
+    column = udiv(n, vectors)
+    return column, (n - column * vectors) * how.stored
+
+
+def tensor_place(how: Reordering, at: tuple[Any, ...], column: int, row: int) -> tuple[Any, ...]:
+    return join(((at[0] * how.columns + column, at[1] * how.rows + row), at[2:]))
+
+
+def vector_of_tile(p: int, how: Reordering, x: View, at: tuple[Any, ...]) -> tuple[Any, ...]:
+    column, row = loaded_at(p, how)
+    place = tensor_place(how, at, column, row)
+    if row < how.rows and place[0] < x.shape[0] and place[1] < x.shape[1]:
+        return load_global(x, 0, place, how.steps.nowhere(), how.loaded)
+    return fill(how.dtype, how.loaded, 0)
+
+
+def put_in_tile(_: int, p: int, how: Reordering, vectors: tuple[Any, ...]) -> int:
+    column, row = loaded_at(p, how)
+    if row < how.rows:
+        each(put_element, vectors[p], how, row * how.pitch + column)
+    return 0
+
+
+def put_element(value: Numeric, n: int, how: Reordering, at: int) -> None:
+    store_shared(shared(how.dtype, 0), at + n, 0, (value,))
+
+
+def element_of_tile(n: int, how: Reordering, at: int) -> Numeric:
+    value: Numeric = load_shared(shared(how.dtype, 0), at + n * how.pitch, 0, 1)[0]
+    return value
+
+
+def put_from_tile(_: int, p: int, how: Reordering, y: View, at: tuple[Any, ...]) -> int:
+    column, row = stored_at(p, how)
+    place = tensor_place(how, at, column, row)
+    if column < how.columns and place[0] < y.shape[0] and place[1] < y.shape[1]:
+        store_global(y, 1, place, how.steps.nowhere(), generate(how.stored, element_of_tile, how, row * how.pitch + column))
+    return 0

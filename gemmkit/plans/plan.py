@@ -30,7 +30,7 @@ from gemmkit.kernels.config import Config, Keywords, given, names_keywords, size
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
-from gemmkit.plans.adapters import component_for_products
+from gemmkit.plans.adapters import TensorCopy, component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, KnownCalls, Launch, Start, bound, cache
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
@@ -50,9 +50,11 @@ from gemmkit.runtime.arrays import (
     matcher,
     overlaps,
     producer_stream,
+    strided,
     whole,
 )
-from gemmkit.runtime.device import check_stream, stream_finder
+from gemmkit.runtime.device import check_stream, launch_stream, stream_finder
+from gemmkit.runtime.launch import Space, addresses
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -440,6 +442,53 @@ class Plan:
         if self._has_work:
             mode.run(compiled, (a, b, c, out))
         return out
+
+
+class ReorderedProduct:
+    """A product behind copies of one or both operands (`gemmkit.plans.adapters.TensorCopy`, by operand), which lie in the
+    stream's workspaces. It takes the operands as they are, which have been checked."""
+
+    stands = None                      # it has no code of the user's
+
+    def __init__(self, copies: dict[int, TensorCopy], product: Plan):
+        self.copies, self.product = copies, product
+        self._run: Start = _no_launch if product._device < 0 else self._started()
+
+    def _started(self) -> Start:
+        spaces = [Space(-1, f"{'ab'[n]} in another order", copy.nbytes) for n, copy in self.copies.items()]
+        moves = [(1 + n, bound(lambda _, of=copy: of.launch(), "a copy").start)              # type: ignore[misc]
+                 for n, copy in self.copies.items()]
+        start, device = self.product.start(), self.product._device
+
+        def run(stream: int, brought: tuple[Any, ...]) -> None:
+            at = list(brought)
+            for (n, move), place in zip(moves, addresses(device, stream, spaces)):
+                move(stream, (place, at[n]))
+                at[n] = place
+            start(stream, tuple(at))
+
+        return run
+
+    def __call__(self, a: Any, b: Any, *, out: Any, stream: Any = None) -> Any:
+        mode, infos = current_mode(), [describe(x, name) for x, name in ((out, "out"), (a, "a"), (b, "b"))]
+        if mode is None:
+            handle = launch_stream(infos[0], None if stream is None else as_stream_handle(stream))
+            self._run(handle, (*(info.pointer for info in infos), 0))
+            return out
+        given = [a, b, out]
+        for n, copy in self.copies.items():
+            space = np.empty(copy.nbytes // copy.y.dtype.itemsize, infos[1 + n].dtype)
+            mode.run(copy, (given[n], space))
+            given[n] = space
+        x, y, d = (strided(x, describe(x, "out"), *info[1:3])
+                   for x, info in zip(given, (*self.product._infos[:2], self.product._infos[3])))
+        self.product(x, y, out=d)
+        return out
+
+    def known(self, components: dict[str, Any], brought: int, keeps: Any, like: ArrayInfo,
+              pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None) -> KnownCall:
+        """As that of `Plan`."""
+        return KnownCall(self._run, like, None, keeps, pick)
 
 
 def _no_launch(stream: int, brought: tuple[Any, ...]) -> None:

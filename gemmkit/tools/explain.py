@@ -270,9 +270,10 @@ class Explanation:
 
 
 @names_keywords
-def explain(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None,
+def explain(a: Any, b: Any, c: Any = None, conf: Any = None, *, out: Any = None,
             **keywords: Unpack[Keywords]) -> Explanation:
     """Explain how `gemmkit.matmul` would compute a product, and why. Nothing is launched; no element is read or written.
+    ``explain(gemmkit.einsum, spec, x, y)`` explains a contraction of two operands, and which of them are copied first.
 
     Args:
         a: (M, K), as `gemmkit.matmul` takes it. NumPy arrays need no GPU: the product is planned for the GPU that is here,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ from gemmkit.emulator.errors import EmulatorError, figure, hue, legend, rect, ta
 from gemmkit.emulator.launch import Event, recorded
 from gemmkit.emulator.mode import ExecutionTarget, computed_by
 from gemmkit.epilogues import Default
+from gemmkit.functions.einsum import as_launched, einsum
 from gemmkit.functions.matmul import matmul
 from gemmkit.kernels.config import Config
 from gemmkit.lang.errors import ConfigError
@@ -148,15 +150,26 @@ def small_run(conf: Config, device: DeviceInfo, sizes: tuple[int, int, int] | No
     return Run((M, N, K), plan._compiled.spec, seen.launches[0], asked=sizes)
 
 
-def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any = None,
+def is_on_device(a: Any, b: Any, *others: Any) -> bool:
+    return describe(arrays(a, b, others)[0], "a").device != HOST
+
+
+def of_call(a: Any, b: Any, c: Any = None, conf: Any = None, out: Any = None,
             keywords: dict[str, Any] | None = None, device: DeviceInfo | None = None) -> ExplainedKernel:
-    """The kernel that `gemmkit.matmul` takes for a call. Arrays of NumPy are planned for ``device`` (None: the GPU that is
-    here, or an H100). Nothing is compiled or launched, and no element is read or written.
+    """The kernel that `gemmkit.matmul` takes for a call; or `gemmkit.einsum`, if that is ``a``, for the spec ``b`` and the
+    operands ``c`` and ``conf``. Arrays of NumPy are planned for ``device`` (None: the GPU that is here, or an H100). Nothing
+    is compiled or launched, and no element is read or written.
 
     Raises what `gemmkit.matmul` raises, and ValueError for a product that needs no kernel.
     """
     keywords = keywords or {}
-    if describe(arrays(a, b, (c, out))[0], "a").device != HOST:
+    if a is einsum:
+        with nullcontext() if is_on_device(c, conf, out) else computed_by(ExecutionTarget()), assumed(device or target()):
+            (a, b, out, keywords), copies = as_launched(b, c, conf, out=out, **keywords)
+        moved = " and ".join(f"{'AB'[n]} ({copy.nbytes / 2**20:,.1f} MiB)" for n, copy in copies.items())
+        said = f"einsum: {moved} copied into another order first" if moved else "einsum"
+        return dataclasses.replace(of_call(a, b, None, None, out, keywords, device), part_of=said)
+    if is_on_device(a, b, c, out):
         made = Plan(a, b, c, out, conf, keywords)._compiled
     else:
         device = target() if device is None else device

@@ -20,8 +20,9 @@ from bench.experiments.contractions import tccg_cases, tccg_sizes
 from bench.prepare import recorded
 from gemmkit import layouts
 from gemmkit.epilogues import ReLU, Scale
-from gemmkit.functions.einsum import LARGER, Mode, _lies_across, _recipe, as_product, ordered, subscripts
+from gemmkit.functions.einsum import _lies_across, _recipe, as_product, subscripts
 from gemmkit.kernels.spec import FAMILIES
+from gemmkit.layouts.tensor import LARGER, Mode, ordered
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.plans import ahead
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal

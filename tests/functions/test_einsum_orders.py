@@ -11,16 +11,21 @@ import pytest
 import gemmkit as gk
 from bench.experiments.contractions import Contraction, tccg
 from bench.prepare import HostArrays, products, recorded
-from gemmkit.functions.einsum import FEW
+from gemmkit.emulator.mode import current_mode
+from gemmkit.epilogues import Scale
+from gemmkit.functions import einsum
 from gemmkit.kernels.spec import FAMILIES
 from gemmkit.layouts import Matricised, Plain, RowMajor
+from gemmkit.layouts.tensor import FEW
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
+from gemmkit.plans.adapters import TensorCopy
+from gemmkit.plans.launch import bound, forget
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts, to_ptx
-from gemmkit.runtime.device import H100
+from gemmkit.runtime.device import H100, launch_stream
 from gemmkit.transforms import Map
 from tests.support.compiling import MachineCode
-from tests.support.machines import on_machines, poison, whole
+from tests.support.machines import BF16, on_machines, poison, turned, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
@@ -242,3 +247,107 @@ def test_the_machine_code_of_each_kind(kind: str, who: str) -> None:
         (made,) = recorded(lambda: gk.einsum(SPECS[kind], a, b, out=d, operator=operator))
         assert combs(made.problem.config) == SIZES[kind, who][1]
         check_code(made)
+
+
+# -- operands that are copied into another order first ------------------------------------------------------------------
+
+@pytest.fixture()
+def cheap_copies(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Copies cost nothing, and threads gather next to nothing in a microsecond; the list has what is copied."""
+    seen: list[list[bool]] = []
+
+    class Seen(einsum.ReorderedProduct):
+        def __call__(self, *arrays: Any, **keywords: Any) -> Any:
+            seen.append([n in self.copies for n in (0, 1)])
+            return super().__call__(*arrays, **keywords)
+
+    monkeypatch.setattr(einsum, "RATES", dict.fromkeys(einsum.RATES, (1e9, 1e-9, 1e-9)))
+    monkeypatch.setattr(einsum, "BEGUN", 0.0)
+    monkeypatch.setattr(einsum, "ReorderedProduct", Seen)
+    einsum._reordering.cache_clear()
+    forget()
+    yield seen
+    einsum._reordering.cache_clear()
+    forget()
+
+
+@on_machines
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "c8"])
+@pytest.mark.parametrize(("shape", "order"), [((24, 5, 40), (0, 2, 1)), ((24, 5, 40), (1, 0, 2)), ((33, 17, 3), (2, 1, 0)),
+                                              ((16, 8, 2, 8), (3, 0, 2, 1)), ((1, 100, 16), (2, 0, 1))])
+def test_a_tensor_is_copied_into_another_order(machine: Any, shape: tuple, order: tuple, dtype: str) -> None:
+    """All bits of all elements, from a base that is aligned to an element alone, and backwards."""
+    count = math.prod(shape)
+    base = (np.arange(count * np.dtype(dtype).itemsize + 8) * 7 % 251).astype(np.uint8)[8:].view(dtype)
+    for first in (0, 1):
+        x = machine.array(np.concatenate([base[:first], base]))[first:].reshape(shape)
+        for given in (x, x[::-1]):
+            turned_x = turned(given, *order)
+            y = machine.array(np.zeros(tuple(turned_x.shape), dtype))
+            copy = TensorCopy(describe(turned_x), describe(y))
+            if machine.emulated:
+                with machine.session():
+                    current_mode().run(copy, (turned_x, y))                                     # type: ignore[union-attr]
+            else:
+                start = bound(lambda _, of=copy: of.launch(), "a copy").start                   # type: ignore[misc]
+                start(launch_stream(describe(y), None), (describe(y).pointer, describe(turned_x).pointer))
+            assert machine.numpy(y).tobytes() == np.ascontiguousarray(machine.numpy(turned_x)).tobytes()
+
+
+REORDERED = {"both": ("kmln,njmi->lkji", dict(k=3, m=4, l=5, n=8, j=3, i=16)),
+             "one": ("jkl,lik->ji", dict(j=17, k=9, l=16, i=10)),
+             "through tiles": ("kmjn,lnim->lkji", dict(k=3, m=8, l=2, n=8, j=5, i=16)),
+             "a stack, of rows that are padded": ("zkmjn,lznim->zlkji", dict(z=2, k=3, m=5, l=2, n=7, j=5, i=6))}
+
+
+@on_machines
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("case", REORDERED)
+def test_operands_in_another_order(machine: Any, case: str, dtype: Any, rng: np.random.Generator, cheap_copies: Any) -> None:
+    """Twice, and of views: the result is the same as if nothing were copied."""
+    spec, sizes = REORDERED[case]
+    (a, b), shape = contraction(spec, sizes, dtype, rng)
+    wanted = np.einsum(spec, a.astype(F64), b.astype(F64))
+    x, y, out = machine.array(a), machine.array(b), machine.array(poison(shape, dtype))
+    with machine.session():
+        for _ in range(2):
+            gk.einsum(spec, x, y, out=out)
+            assert np.array_equal(machine.numpy(out).astype(F64), wanted)
+        assert np.array_equal(machine.numpy(gk.einsum(spec, x, y)).astype(F64), wanted)
+        count = len(cheap_copies)
+        assert count >= 2 and any(cheap_copies[0])
+        assert cheap_copies[0] == [True, True] or case == "one"
+        if dtype != BF16:                              # PyTorch has no views that run backwards
+            got = machine.numpy(gk.einsum(spec, x[::-1], y[:, ::-1]))
+            assert np.array_equal(got, np.einsum(spec, a[::-1].astype(F64), b[:, ::-1].astype(F64)))
+            wide = machine.array(np.concatenate([a.ravel()[:1], a.ravel()]))
+            moved = wide[1:].reshape(a.shape)          # an element behind an aligned address
+            assert np.array_equal(machine.numpy(gk.einsum(spec, moved, y)), wanted)
+
+
+def test_a_result_in_an_operand_that_is_copied_is_refused(rng: np.random.Generator, cheap_copies: Any) -> None:
+    x, y = whole(rng, (8, 8, 8), F16), whole(rng, (8, 8, 8), F16)
+    with gk.emulate(), pytest.raises(ValueError, match="out overlaps a in memory"):
+        gk.einsum("aib,cbi->ac", x, y, out=x[:, 0, :])
+
+
+def copied(spec: str, sizes: dict[str, int], dtype: Any = F16, **fields: Any) -> list[str]:
+    """What a contraction launches."""
+    left, _ = spec.split("->")
+    arrays = [np.empty(tuple(sizes[x] for x in term), dtype) for term in left.split(",")]
+    made = recorded(lambda: gk.einsum(spec, *arrays, **fields))
+    return [type(one).__name__ for one in made]
+
+
+def test_copies_pay_where_the_product_is_long() -> None:
+    """At TCCG's sizes two copies cost a tenth of the product; with a third of the rows and columns they cost more than
+    they save, and so do they with an epilogue, whose rows and columns would be others, or of dtypes without rates."""
+    large = dict(i=72, j=84, k=84, l=84, m=72, n=72)
+    small = dict(large, i=24, j=12, k=12, l=12)
+    spec = "kmln,jnim->lkji"
+    assert copied(spec, large) == copied(spec, large, F32) == ["TensorCopy", "TensorCopy", "Compiled"]
+    assert copied("jkl,lik->ji", dict(j=372, k=360, l=360, i=360)) == ["TensorCopy", "Compiled"]
+    for others in ((spec, small), (spec, dict(large, m=0)), (spec, dict(large, i=1, j=1))):
+        assert "TensorCopy" not in copied(*others)
+    assert "TensorCopy" not in copied(spec, large, F16, epilogue=Scale(2.0)) + copied(spec, large, F64)
+    assert "TensorCopy" not in copied("lkmn,jimn->lkji", large)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from gemmkit import shapes
 from gemmkit.emulator.copies import _places
-from gemmkit.functions import einsum
 from gemmkit.functions.einsum import _joined
-from gemmkit.layouts import ColMajor, RowMajor, Swizzled
+from gemmkit.layouts import ColMajor, RowMajor, Swizzled, tensor
 from gemmkit.operators import FPUOp, WGMMAOp
 from gemmkit.ptx.mma import C_8X8, LANES, PAIRS, SPECS, FragmentMap, by_columns, by_rows, map_a, map_b, map_c
 from gemmkit.ptx.wgmma import Descriptor
@@ -179,14 +178,14 @@ def test_modes_of_one_tensor(drawn: list) -> None:
 
 @given(st.lists(st.tuples(extents, st.sampled_from([0, 1, 2, 6, 12]), st.sampled_from([0, 1, 3, 4, 6])), max_size=5))
 def test_modes_of_two_tensors(drawn: list) -> None:
-    assert einsum.merged_modes([einsum.Mode(*mode) for mode in drawn]) == [einsum.Mode(*mode) for mode in joined(drawn)]
+    assert tensor.merged_modes([tensor.Mode(*mode) for mode in drawn]) == [tensor.Mode(*mode) for mode in joined(drawn)]
 
 
 @given(st.integers(2, 64), st.integers(-9, 99), st.integers(0, 99), st.data())
 def test_modes_are_cut(extent: int, first: int, second: int, data: Any) -> None:
     count = data.draw(st.sampled_from([n for n in range(2, extent + 1) if extent % n == 0]))
     rest = (extent // count, first * count, second * count)
-    assert einsum.Mode(extent, first, second).cut(count) == [(count, first, second), *([rest] if rest[0] > 1 else [])]
+    assert tensor.Mode(extent, first, second).cut(count) == [(count, first, second), *([rest] if rest[0] > 1 else [])]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 4, 12, 48])), max_size=4), st.integers(0, 2))

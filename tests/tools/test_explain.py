@@ -194,6 +194,15 @@ def test_explain_is_of_the_plan_that_runs(tmp_path: Path) -> None:
         said.save(tmp_path / "no" / "x.html")
 
 
+def test_a_contraction_is_explained() -> None:
+    """What is copied first is named, and nothing else is said of one that is computed as it is."""
+    large, small = ([np.empty(shape, np.float16) for shape in shapes] for shapes in (
+        ((84, 72, 84, 72), (84, 72, 72, 72)), ((8, 16, 8, 16), (8, 16, 16, 16))))
+    said = str(gk.explain(gk.einsum, "kmln,jnim->lkji", *large))
+    assert said.startswith("einsum: A (69.8 MiB) and B (59.8 MiB) copied into another order first\nD (7056 x 6048) = ")
+    assert str(gk.explain(gk.einsum, "kmln,jnim->lkji", *small)).startswith("einsum\nD (64 x 128) = ")
+
+
 def test_explain_takes_the_callers_own() -> None:
     x = np.empty((64, 64), np.float32)
     assert gk.explain(x, x, operator=FPUOp()).choice.by == "operator"

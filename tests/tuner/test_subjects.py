@@ -14,7 +14,7 @@ from gemmkit import operators
 from gemmkit.functions import einsum
 from gemmkit.functions.grouped import GroupPlan, GroupTables, resolved
 from gemmkit.lang.memory import PLACES
-from gemmkit.plans.ahead import Made
+from gemmkit.plans.ahead import Made, recorded
 from gemmkit.plans.plan import Plan
 from gemmkit.programs.launches import BEGIN
 from gemmkit.programs.mapping import KERNELS
@@ -82,6 +82,20 @@ def test_conflicting_contractions_are_tried_in_boxes(folder: Path, measured: Any
     assert entry["mapping"].get("boxed") == (found.best.candidate and found.best.candidate.boxed)
     x, y, d, keywords = einsum.as_product("iqp,jpq->ij", a, b, out=out)
     assert Plan(x, y, None, d, None, keywords).config.mapping == found.config.mapping
+
+
+def test_a_tuned_contraction_is_not_reordered(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is the product that gathers its operands."""
+    measured(lambda number: 50.0 if number == 3 else 80.0 + number)
+    monkeypatch.setattr(einsum, "RATES", {"float16": (1e9, 1e-9, 1e-9)})
+    einsum._reordering.cache_clear()
+    host = [np.zeros(x.shape, F16) for x in tensors()]
+    assert len(recorded(lambda: gk.einsum(SPEC, *host[:2], out=host[2]))) > 1
+    a, b, out = tensors()
+    found = tune(gk.einsum, SPEC, a, b, out=out)
+    (made,) = recorded(lambda: gk.einsum(SPEC, *host[:2], out=host[2]))
+    assert made.problem.config.mapping == found.config.mapping                              # type: ignore[union-attr]
+    einsum._reordering.cache_clear()
 
 
 def test_an_einsum_of_matrices_is_a_product(folder: Path, measured: Any) -> None:
