@@ -29,10 +29,13 @@ def times(calls: Calls) -> dict[str, float]:
 
 def times_of_events(calls: Calls, device: str, count: int, turns: int, before: int) -> dict[str, float]:
     """The same of ``count`` calls one by one, after ``before`` of each. On a "cpu" the host's clock takes times that are no
-    measurement."""
+    measurement.
+
+    A call goes before the first event, as of a graph (`bench.backends.Backend.elapsed_us`): the device is busy while the
+    host makes the first call that is timed, and no gap of the host's lies between the events."""
     for call in calls.values():
         elapsed(call, device, before)
-    return _medians(lambda call: elapsed(call, device, count), calls, turns)
+    return _medians(lambda call: elapsed(call, device, count, 1), calls, turns)
 
 
 def _medians(time_of: Callable[[Any], float], calls: Calls, turns: int) -> dict[str, float]:
@@ -43,8 +46,10 @@ def _medians(time_of: Callable[[Any], float], calls: Calls, turns: int) -> dict[
     return {name: statistics.median(taken) for name, taken in found.items()}
 
 
-def elapsed(call: Callable[[], Any], device: str, count: int) -> float:
-    """Microseconds a call, of ``count`` between two events."""
+def elapsed(call: Callable[[], Any], device: str, count: int, before: int = 0) -> float:
+    """Microseconds a call, of ``count`` between two events; ``before`` more go in front of the first one."""
+    for _ in range(before):
+        call()
     if device == "cpu":
         begun = time.perf_counter()
         for _ in range(count):

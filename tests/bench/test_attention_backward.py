@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
-from bench import attention_backward, report  # noqa: E402
+from bench import attention_backward, report, turns  # noqa: E402
 from bench.harness import WrongResult  # noqa: E402
 
 
@@ -37,3 +37,25 @@ def test_it_starts(tmp_path: Path) -> None:
 
 def test_cases_are_what_peers_take() -> None:
     assert all(case.experiment.kv_heads == case.kv_heads and case.experiment.queries == case.rows for case in attention_backward.CASES)
+
+
+def test_the_device_is_busy_at_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host takes to make the first call that is timed is no time of the device's."""
+    seen: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool):
+            assert enable_timing
+
+        def record(self) -> None:
+            seen.append("event")
+
+        def synchronize(self) -> None:
+            seen.append("wait")
+
+        def elapsed_time(self, other: Any) -> float:
+            return 3e-3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert turns.times_of_events({"ours": lambda: seen.append("call")}, "cuda", 3, 1, 2) == {"ours": 1.0}
+    assert seen[-7:] == ["call", "event", "call", "call", "call", "event", "wait"]
