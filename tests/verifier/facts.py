@@ -196,7 +196,7 @@ class ChainWalk:
         for event in getattr(self.order, name):
             if isinstance(event, orders.Full):
                 self.awaited[event.ring] += 1
-                expect(self.awaited[event.ring] <= self.released[event.ring] + 1 + (self.order.lags or self.order.left is not None) + (event.first > 0),
+                expect(self.awaited[event.ring] <= self.released[event.ring] + 1 + self.order.lags + (event.first > 0),
                        f"{event.ring.name} is awaited again before it is released")
             elif isinstance(event, orders.Compute):
                 for x in event.values:
@@ -268,12 +268,12 @@ class ChainWalk:
             expect(out is not x, f"{x!r} is made twice")
 
     def wait(self, event: Any) -> None:
-        expect(self.groups or self.order.left in event.over, "a wait for no products")
+        expect(self.groups, "a wait for no products")
         over = list[tuple[Any, tuple[int, int]]]()
         while len(self.groups) > event.pending:
             over += self.groups.pop(0)
         flying = [d for group in self.groups for d, _ in group]
-        expect(set(d for d, _ in over) | {self.order.left} & set(event.over) == set(event.over), f"a wait says that {event.over!r} are over, and {[d for d, _ in over]!r} are")
+        expect(set(d for d, _ in over) == set(event.over), f"a wait says that {event.over!r} are over, and {[d for d, _ in over]!r} are")
         expect(set(flying) == set(event.flying) or (self.order.lags and set(flying) <= set(event.over)), f"a wait says that {event.flying!r} are on their way, and {flying!r} are")
         self.made.update(over)
 
@@ -281,8 +281,6 @@ class ChainWalk:
         ring = event.ring
         readers = [d for group in self.groups for d, _ in group if ring in self.places.rings_of([d])]
         held = self.awaited[ring] - self.released[ring]
-        if self.order.left is not None and event.before and held == (self.name == "round"):    # of no round before: the text asks
-            return
         expect(held > (1 if event.before and self.name == "round" else 0), f"{ring.name} is released before it is awaited")
         newest = (self.order.lags and self.name != "after") or (ring.in_turn and held > 1)         # which another stage has
         expect(not readers or (newest and len(self.groups) == 1), f"{ring.name} is released while {readers!r} read it")

@@ -729,15 +729,13 @@ def share_added(chain: Chain, kernel: KernelLimits) -> None:
             source = source.args[0]
         if source not in places:
             dtype, called = np.dtype(b.data[0].dtype), f"{source.name or 'value'}_place"
-            others = [x for x in dots(chain.body) if x is not d and _is_made_of(x.args[0], source)]
-            held = others[0].args[0] if others else source             # another one takes it as it is, too
+            others = (x.args[0] for x in dots(chain.body) if x is not d and _is_made_of(x.args[0], source))
+            held = next(others, source)                # another product takes it as it is, too, from the registers
             places[source] = Value(SHARED, (held,), source.dims, dtype, called, d.line)
             if held is not source:
                 chain.body.remove(held)
                 chain.body.insert(chain.body.index(held.args[0]) + 1, held)
             chain.body.insert(chain.body.index(held) + 1, places[source])
-            for x in others[:1]:
-                x.args = (places[source], *x.args[1:])
         d.args, d.name = (places[source], b), d.name or c.inside.name
         made = Value(ADDED, (d,), d.dims, c.store, "", c.store.line)
         chain.body.insert(chain.body.index(d) + 1, made)

@@ -628,7 +628,6 @@ class ChainOrder:
     late: set[Value] = field(default_factory=set)
     zero: set[Value] = field(default_factory=set)
     lags: bool = False
-    left: Value | None = None          # the round's last product, which runs on into the next one
 
     @property
     def lagging(self) -> list[RingPlace]:
@@ -674,7 +673,7 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
             out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
         stages = {ring.in_turn: n for ring, n in choice.stages.items()}.get(True, 0)
         out.round = arrange(chain.body, places, {}, turns=choice.turns, stages=stages)
-        return _leaving(out, choice) if chain.added else out
+        return out
     out.late = late
     first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
     through = {c.inside: c.out for c in chain.carried if c.out in late}
@@ -686,22 +685,6 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> Chain
         out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
     out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
     out.after = arrange(last, places, {})
-    return out
-
-
-def _leaving(out: ChainOrder, choice: ScheduleChoice) -> ChainOrder:
-    """Rounds whose last product, of what is in shared memory, is over when the next one's first is."""
-    first, last = (next((n for n in way if isinstance(out.round[n], ChainWait)), 0)
-                   for way in (range(len(out.round)), reversed(range(len(out.round)))))
-    wait, head, rest = out.round[last], out.round[first], out.round[last + 1:]
-    rings = [event.ring for event in rest if isinstance(event, ChainRelease)]
-    if (not isinstance(wait, ChainWait) or not isinstance(head, ChainWait) or first == last or len(rings) < len(rest)
-            or len(wait.over) != 1 or wait.over[0].args[0].op != SHARED or min(choice.stages[ring] for ring in rings) < 2):
-        return out
-    out.left, before = wait.over[0], [ChainRelease(ring, True) for ring in rings]
-    out.round = [*out.round[:first], ChainWait(head.pending, (*wait.over, *head.over), head.flying), *before,
-                 *out.round[first + 1:last]]
-    out.after = [wait, *before]
     return out
 
 
@@ -758,9 +741,9 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
 
     def wait() -> None:
         over = flying.pop(0)
-        if turns and not in_turn and not flying and dots(left) and not passes():
+        if turns and not in_turn and dots(left) and not passes():
             begun = max(n for n, event in enumerate(events) if isinstance(event, ChainStart))
-            events.insert(begun + 1, Pass())           # while nothing of its own runs, another one's products do
+            events.insert(begun + 1, Pass())           # while it computes, another one's products run
         events.append(ChainWait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
         busy = places.rings_of([*left, *(d for group in flying for d in group)])
         events.extend(ChainRelease(ring) for ring in places.rings_of(over)

@@ -353,9 +353,7 @@ class Consumer(Role):
 
     def release(self, event: ChainRelease) -> None:
         name = event.ring.name
-        if event.before and self.order.left:           # but for the first round
-            self.put(f"if before_{name}.stage != at_{name}.stage:", f"    ring_{name}.release(before_{name}.stage)")
-        elif event.before:
+        if event.before:
             self.put(f"ring_{name}.release(before_{name}.stage)")
         else:
             self.put(f"ring_{name}.release(at_{name}.stage)", f"at_{name} = ring_{name}.advance(at_{name})")
@@ -388,7 +386,6 @@ class Consumer(Role):
                 self.fill(c)
         for ring in self.places.lone():
             self.put(f"ring_{ring.name}.wait(at_{ring.name})")
-        self.put(*(f"before_{ring.name} = at_{ring.name}" for ring in self.order.lagging if self.order.left))
 
     def begin_again(self) -> None:
         for c in self.chain.carried:
