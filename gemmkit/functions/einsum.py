@@ -288,8 +288,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
 _calls = KnownCalls()
 
 
-def _know(rest: Any, given: tuple[Any, ...], launched: Plan | ReorderedProduct, views: list[Any], made: Any,
-          out: Any) -> None:
+def _know(rest: Any, given: tuple[Any, ...], launched: Plan | ReorderedProduct, views: list[Any], made: object,
+          out: object) -> None:
     """Know such a call from now on."""
     found, at = (tuple(describe(x, "").pointer for x in each) for each in (views[:2], given))
     if found in (at, at[::-1]):                            # neither copies nor operands that begin elsewhere
@@ -327,8 +327,8 @@ def as_launched(spec: str, *operands: Any, out: Any = None,
     return as_product(spec, *operands, out=out, **keywords), {}
 
 
-def _one_product(spec: str, operands: tuple[Any, ...], out: Any, operator: Operator | None = None,
-                 epilogue: Epilogue | None = None, dtype: Any = None) -> Contraction:
+def _one_product(spec: str, operands: tuple[Any, ...], out: object, operator: Operator | None = None,
+                 epilogue: Epilogue | None = None, dtype: object = None) -> DescribedPair:
     """The contraction of an `einsum` of two operands, which are checked."""
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     if len(operands) != 2:
@@ -378,7 +378,7 @@ def _array_of(x: Any, operands: tuple[Any, ...], spec: str) -> Any:
     return found
 
 
-class Contraction(NamedTuple):
+class DescribedPair(NamedTuple):
     """A contraction of two operands in the order in which they are multiplied: what `_recipe` takes, the operands and the
     result, and what they are."""
 
@@ -410,8 +410,8 @@ class Contraction(NamedTuple):
 
 
 def _arranged(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
-              out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
-              dtype: np.dtype | None) -> Contraction:
+              out: object, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+              dtype: np.dtype | None) -> DescribedPair:
     """A contraction of two operands, with its result."""
     a, b = operands
     if of_out is None:
@@ -429,7 +429,7 @@ def _arranged(spec: str, terms: tuple[str, ...], result: str, operands: tuple[An
               and of_out.dtype.itemsize in (2, 4))
     of_a, of_b = infos
     arrays = tuple((i.shape, i.strides, i.dtype.itemsize) for i in (of_a, of_b, of_out))
-    return Contraction((spec, terms, result, arrays, fixed, copies), (a, b, out), (of_a, of_b, of_out))
+    return DescribedPair((spec, terms, result, arrays, fixed, copies), (a, b, out), (of_a, of_b, of_out))
 
 
 def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
@@ -640,7 +640,7 @@ class InOrder(NamedTuple):
     copies: dict[int, TensorCopy]
 
 
-def _in_order(contraction: Contraction) -> InOrder | None:
+def _in_order(contraction: DescribedPair) -> InOrder | None:
     """None where the product is computed as it is: because that costs less, or was tuned."""
     orders = contraction.reordering()
     if orders is None:
@@ -660,7 +660,7 @@ def _in_order(contraction: Contraction) -> InOrder | None:
     return InOrder((x, y, z), _layouts(recipe, _described(x, y, z), {}), moved)
 
 
-def _reordered(contraction: Contraction, stream: Any) -> ReorderedProduct | None:
+def _reordered(contraction: DescribedPair, stream: object) -> ReorderedProduct | None:
     """The launches of copies and of the product, whose plan is kept. None where the product is computed as it is."""
     if contraction.reordering() is None:
         return None

@@ -469,7 +469,7 @@ class ReorderedProduct:
 
         return run
 
-    def __call__(self, a: Any, b: Any, *, out: Any, stream: Any = None) -> Any:
+    def __call__(self, a: object, b: object, *, out: object, stream: object = None) -> Any:
         mode, infos = current_mode(), [describe(x, name) for x, name in ((out, "out"), (a, "a"), (b, "b"))]
         if mode is None:
             handle = launch_stream(infos[0], None if stream is None else as_stream_handle(stream))
@@ -485,7 +485,7 @@ class ReorderedProduct:
         self.product(x, y, out=d)
         return out
 
-    def known(self, components: dict[str, Any], brought: int, keeps: Any, like: ArrayInfo,
+    def known(self, components: dict[str, Any], brought: int, keeps: object, like: ArrayInfo,
               pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None) -> KnownCall:
         """As that of `Plan`."""
         return KnownCall(self._run, like, None, keeps, pick)

@@ -150,11 +150,11 @@ def small_run(conf: Config, device: DeviceInfo, sizes: tuple[int, int, int] | No
     return Run((M, N, K), plan._compiled.spec, seen.launches[0], asked=sizes)
 
 
-def is_on_device(a: Any, b: Any, *others: Any) -> bool:
+def is_on_device(a: object, b: object, *others: object) -> bool:
     return describe(arrays(a, b, others)[0], "a").device != HOST
 
 
-def of_call(a: Any, b: Any, c: Any = None, conf: Any = None, out: Any = None,
+def of_call(a: Any, b: Any, c: object = None, conf: Any = None, out: object = None,
             keywords: dict[str, Any] | None = None, device: DeviceInfo | None = None) -> ExplainedKernel:
     """The kernel that `gemmkit.matmul` takes for a call; or `gemmkit.einsum`, if that is ``a``, for the spec ``b`` and the
     operands ``c`` and ``conf``. Arrays of NumPy are planned for ``device`` (None: the GPU that is here, or an H100). Nothing

@@ -232,7 +232,7 @@ class Linear(torch.nn.Linear):
         rows = _rows(x)
         is_recorded = records(x, weight, bias)
         is_split = self.activation is not None and is_recorded                   # the activation is recorded by itself
-        operator = (self._before_activation if is_split else self._multiply)[bias is not None]
+        operator = (self._before_activation if is_split else self._multiply)[0 if bias is None else 1]
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
@@ -249,8 +249,7 @@ class Linear(torch.nn.Linear):
         if x.dim() < 2:
             return None
         rows = _rows(x)
-        has_bias = bias is not None
-        tensors = (rows, weight, bias) if has_bias else (rows, weight)
+        has_bias, tensors = (0, (rows, weight)) if bias is None else (1, (rows, weight, bias))     # (Dynamo takes no bool)
         found = known(layers, self._multiply[has_bias], tensors, is_cast,
                       (rows, weight, bias, self._before_activation[has_bias], True))
         if found is None:
