@@ -48,7 +48,7 @@ from gemmkit.plans.launch import Launch, Put
 from gemmkit.plans.problem import described, first_matrix
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv
-from gemmkit.runtime.arrays import ArrayInfo, strided, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, strided, whole
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.shapes import Step, merged, span
@@ -538,13 +538,19 @@ class TensorCopy:
         """Of y, with what lies between its elements."""
         return self.y.dtype.itemsize * (1 + span(zip(self.y.shape, self.y.strides)))
 
-    def launch(self) -> Launch:
-        """A call brings the addresses of y and x."""
+    def launch(self, which: tuple[int, int] = (0, 1)) -> Launch:
+        """A call brings the addresses of y and x, at these places."""
         places = self.launchable.slots
         assert places[1] is not None and places[2] is not None
-        return Launch(self.launchable, [Put(places[2], 0), Put(places[1], 1)])
+        return Launch(self.launchable, [Put(places[2], which[0]), Put(places[1], which[1])])
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def on_host(self, array: Any, mode: Any) -> np.ndarray:
+        """The copy of x, which is this array."""
+        space = np.empty(self.nbytes // self.y.dtype.itemsize, describe(array).dtype)
+        mode.run(self, (array, space))
+        return space
 
     def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
         return [arrays[1]]

@@ -310,7 +310,7 @@ def exported(compiled: Compiled, operands: Mapping[str, ArrayInfo | None], folde
             word = re.sub(r"\W+", "_", held.name.split(",")[0].split(" of ")[0])
             arrays[_unused(f"{compiled.problem.given_as(part)}_{word}", arrays)] = held.info
     first = compiled.launch(tuple(slots))
-    launches = [first, *first.behind]
+    launches = [*first.before, first, *first.behind]
     taken = _taken(arrays, launches)
     starts, nbytes = list[int](), 0
     for space in first.spaces:
@@ -321,7 +321,7 @@ def exported(compiled: Compiled, operands: Mapping[str, ArrayInfo | None], folde
         taken.append(_Taken("workspace", "memory of the kernels' own, zeroed before the first launch; launches that may "
                             "run at the same time need one each", nbytes, _APART))
     given = [one.name for one in taken]
-    kernels = [_kernel_of(f"{name}_{n}", one, names, given, compiled if n == 0 else None) for n, one in enumerate(launches)]
+    kernels = [_kernel_of(f"{name}_{n}", one, names, given, compiled if one is first else None) for n, one in enumerate(launches)]
     cubins = {folder / f"{name}_{n}.cubin": one.kernel.entry().cubin for n, one in enumerate(launches)}
     for path, cubin in cubins.items():
         if not cubin.startswith(b"\x7fELF"):

@@ -39,13 +39,13 @@ from gemmkit.kernels.config import Config
 from gemmkit.kernels.spec import ProblemShape, Spec, StackShape
 from gemmkit.lang.functions import Frozen, ViewKind, freeze_array
 from gemmkit.layouts import ArrayLayout, Plain
-from gemmkit.plans.adapters import Adapted, for_products, for_swap_ab, widened
+from gemmkit.plans.adapters import Adapted, TensorCopy, for_products, for_swap_ab, widened
 from gemmkit.plans.launch import Launch, Put
 from gemmkit.plans.problem import Call
 from gemmkit.runtime.array_info import as_strided
 from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
-from gemmkit.runtime.launch import Launchable, on_host, spaces_of
+from gemmkit.runtime.launch import Launchable, Space, on_host, spaces_of
 
 # --------------------------------------------------------------------------------------------------
 # What reductions and norms of rows among a product's epilogues need beside its kernel: workspaces, and small kernels
@@ -327,6 +327,9 @@ class Compiled:
             conf.family.registers(self.spec))
         self.values = self.launchable.values
         self.spaces = spaces_of(self.values, spec.arrays)
+        #: Of operands, by their places among `OPERANDS`, and their workspaces.
+        self.copies = {OPERANDS.index(name): TensorCopy(whole(getattr(call, name)), whole(of)) for name, of in call.copies.items()}
+        self.staged = [Space(-1, f"{OPERANDS[n]} in another order", copy.nbytes) for n, copy in self.copies.items()]
         self.order = call.order
         self.puts, self.held_maps = self._places(spec)
         names = PARTS if spec.leaves or spec.facts else ()
@@ -361,15 +364,19 @@ class Compiled:
     def launch(self, slots: tuple[int, ...] = ()) -> Launch:
         """The kernel and those behind it, as a call brings `OPERANDS` and values of components at these ``slots``."""
         own = {slot: n for n, slot in enumerate(slots, len(OPERANDS))}
-        places = {space.role: n for n, space in enumerate(self.spaces, len(OPERANDS) + len(slots))}
+        every = [*self.spaces, *self.staged]
+        places = {space.role: n for n, space in enumerate(every, len(OPERANDS) + len(slots))}
+        copied = {n: places[space.role] for n, space in zip(self.copies, self.staged)}
         brought = [Put(slot, n, encoder=number) for slot, n in own.items()]
         brought += [one._replace(which=own[one.which]) for one in self.held_maps if one.which in own]
         spaces = [Put(space.slot, places[space.role]) for space in self.spaces]
-        launches = [Launch(self.launchable, [*self.puts, *brought, *spaces])] if self.blocks else []
+        puts = [put._replace(which=copied.get(put.which, put.which)) for put in self.puts]
+        launches = [Launch(self.launchable, [*puts, *brought, *spaces])] if self.blocks else []
         for one in (one for one in self.held_maps if one.which not in own):
             self.values[one.slot] = cast(Any, one.encoder)(self.values[one.which])
         launches += [behind.launch(self.ranges, own, places) for behind in self.behind]
-        launches[0].spaces, launches[0].behind = self.spaces, launches[1:]
+        launches[0].spaces, launches[0].behind = every, launches[1:]
+        launches[0].before = [copy.launch((copied[n], n)) for n, copy in self.copies.items()]
         return launches[0]
 
     def _behind(self, is_stack: bool) -> list[Finalisation]:

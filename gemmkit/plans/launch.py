@@ -93,7 +93,7 @@ class Launch:
     """A kernel, and where its values come from: what a call brings, and else what it was made with.
 
     ``spaces`` are workspaces: the stream's own memory, whose addresses stand behind what a call brings. The launches
-    ``behind`` it follow in the same stream, with the same call's.
+    ``before`` and ``behind`` it are in the same stream, with the same call's.
     """
 
     kernel: Launchable
@@ -101,6 +101,7 @@ class Launch:
     table: LaunchTable | None = None         # of all its calls
     spaces: Sequence[Space] = ()
     behind: Sequence[Launch] = ()
+    before: Sequence[Launch] = ()
     start: Start = field(init=False, repr=False)
 
     def bind(self) -> Launch:
@@ -115,8 +116,9 @@ class Launch:
             return [value if put.encoder is None else put.encoder(value) for put, value in zip(puts, at)]
 
         self.start = self.kernel.bind().prepare(values, [put.slot for put in puts], expand)
-        if self.behind:
-            self.start = _in_order([self.start, *(one.bind().start for one in self.behind)])
+        if self.before or self.behind:
+            starts = [[one.bind().start for one in several] for several in (self.before, self.behind)]
+            self.start = _in_order([*starts[0], self.start, *starts[1]])
         if self.spaces:
             self.start = _in_workspaces(self.start, self.kernel.ordinal, self.spaces)
         if self.table is not None:
@@ -129,7 +131,7 @@ class Launch:
 
     def forget_code(self) -> None:
         """Keep no function of a component alive: what was compiled is not looked at again."""
-        for one in (self, *self.behind):
+        for one in (self, *self.before, *self.behind):
             one.kernel.forget_code()
 
 

@@ -440,7 +440,12 @@ class Plan:
         check_out(infos["out"], infos, self._in_place)
         check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),), self._in_place)
         if self._has_work:
-            mode.run(compiled, (a, b, c, out))
+            given = [out, a, b, c]
+            for name, of in compiled.problem.copies.items():
+                n = OPERANDS.index(name)
+                space = compiled.copies[n].on_host(given[n], mode)
+                given[n] = strided(space, describe(space), *whole(of)[1:3])
+            mode.run(compiled, (*given[1:], given[0]))
         return out
 
 
@@ -477,9 +482,7 @@ class ReorderedProduct:
             return out
         given = [a, b, out]
         for n, copy in self.copies.items():
-            space = np.empty(copy.nbytes // copy.y.dtype.itemsize, infos[1 + n].dtype)
-            mode.run(copy, (given[n], space))
-            given[n] = space
+            given[n] = copy.on_host(given[n], mode)
         x, y, d = (strided(x, describe(x, "out"), *info[1:3])
                    for x, info in zip(given, (*self.product._infos[:2], self.product._infos[3])))
         self.product(x, y, out=d)

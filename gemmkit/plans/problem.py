@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
@@ -41,7 +41,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.choose import MAPPINGS, OZAKI, ProductProblem, batch_invariant, by_precision, moduli_of
+from gemmkit.tuning.choose import MAPPINGS, OZAKI, ProductProblem, batch_invariant, by_precision, in_lines, moduli_of
 from gemmkit.tuning.operators import embed, new_dtype, new_layout
 from gemmkit.tuning.problems import Choice, choose
 
@@ -370,13 +370,16 @@ class Call:
     chosen_by: str = "conf"
     moduli: int = 0                                                    # of int8 products that it is computed by; 0: none
     is_auto: bool = False                                              # by these where they are faster
+    #: Of a and b those that are copied first (`gemmkit.tuning.choose.in_lines`), as they are then.
+    copies: Mapping[str, ArrayInfo] = field(default_factory=dict)
 
     @property
     def computed(self) -> Call:
-        """What the kernel computes: the call itself, or with swap-AB its transpose."""
+        """What the kernel computes: the call itself behind its copies, or with swap-AB its transpose."""
+        a, b = self.copies.get("a", self.a), self.copies.get("b", self.b)
         if not self.swap_ab:
-            return self
-        return dataclasses.replace(self, M=self.N, N=self.M, a=flipped(self.b), b=flipped(self.a), c=flipped(self.c),
+            return dataclasses.replace(self, a=a, b=b) if self.copies else self
+        return dataclasses.replace(self, M=self.N, N=self.M, a=flipped(b), b=flipped(a), c=flipped(self.c),
                                    out=flipped(self.out), swap_ab=False, tuning_key=None)
 
     @property
@@ -463,14 +466,20 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     M, N, K = _sizes(infos, layouts, gemm_shape, vectors)
     device = target(a.device)
     products = math.prod(stack or ())
-    key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
-    asked = ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
+    def asked_of(infos: dict[str, ArrayInfo | None]) -> ProductProblem:
+        key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
+        return ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
+
+    asked, copies = asked_of(infos), dict[str, ArrayInfo]()
     moduli = moduli_of(precision, layouts["a"].dtype if layouts["a"] is not None else a.dtype)
     if mapping is None and precision is not None and not (isinstance(precision, str) and precision in OZAKI):
         keywords["operator"] = by_precision(precision, asked, device)
     if mapping is not None:
         choice = batch_invariant(asked, precision, device)
     elif conf is None:
+        lines = None if moduli or candidate is not None or any(vectors) else in_lines(asked, device)
+        if lines is not None:
+            asked, copies = asked_of(lines), {name: of for name, of in lines.items() if of and of is not infos[name]}
         choice = choose(asked, device, candidate)
     else:
         if "operator" in keywords:
@@ -490,7 +499,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
     call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, choice.swap_ab,
-                key, vectors, choice.by, moduli, precision == "auto")
+                asked.key, vectors, choice.by, moduli, precision == "auto", copies)
     check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,),
                not conf.global_d_layout.is_mirrored)
     return call

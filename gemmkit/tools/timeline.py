@@ -176,7 +176,7 @@ def of_call(a: Any, b: Any, c: object = None, conf: Any = None, out: object = No
         found = resolved(lambda: matmul(a, b, c, conf, out=out, **keywords), device, zeros=False)
         if not found:
             raise ValueError("the product has no element, and no kernel is launched for it; give sizes of 1 or more")
-        made = found[0]
+        made = found[-1]                               # copies of operands come first
     if isinstance(made, OzakiProduct):
         return ExplainedKernel(made.products, made.problem.device, made.description)
     if made.problem.is_auto:

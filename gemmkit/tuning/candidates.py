@@ -472,7 +472,7 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     is_stored = copies.of_d == VECTORS and products * M * N >= WIDE
     is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (products * M * N >= WIDEST and worst == WORDS))
     if K >= LEAST and worst != ELEMENTS and not is_hidden:
-        most = _nanoseconds_of_hoppers(copies, asked, device, MOST_SHARED) / WORTH
+        most = nanoseconds_of_hoppers(copies, asked, device, MOST_SHARED) / WORTH
         return of_half(copied(copies), a, b, asked.sizes, device, products, most)
     tiles = -(-M // SIDE) * -(-N // SIDE) * products
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1]) * products
@@ -481,12 +481,12 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.proposal(asked, device)
     if worst == ELEMENTS and K > SHORT.block[2]:
-        most = WORTH * _nanoseconds_of_hoppers(copies, asked, device)
+        most = WORTH * nanoseconds_of_hoppers(copies, asked, device)
         return of_half(copied(copies), a, b, asked.sizes, device, products, most)
     return None
 
 
-def _nanoseconds_of_hoppers(copies: RowAlignment, asked: Asked, device: DeviceInfo, most_shares: float = math.inf) -> float:
+def nanoseconds_of_hoppers(copies: RowAlignment, asked: Asked, device: DeviceInfo, most_shares: float = math.inf) -> float:
     """The least modelled time of Hopper's kernel, with so many shares of K at most."""
     listed = copies.hoppers(sm90.BY_ELEMENTS, asked.sizes, device, asked.products)
     found = (one for one in listed if one.shares <= most_shares)

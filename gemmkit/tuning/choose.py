@@ -51,14 +51,14 @@ from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, GroupQuantised,
 from gemmkit.layouts.quantised import QuantisedTranspose
 from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
 from gemmkit.operators.base import units
-from gemmkit.runtime.arrays import ArrayInfo, flipped
+from gemmkit.runtime.arrays import ArrayInfo, flipped, whole
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
 from gemmkit.tuning import candidates, simt, sm80, sm90, tables
 from gemmkit.tuning.candidates import Candidate, Narrow, small_candidates
-from gemmkit.tuning.model import LINE, Asked, Infos, Layouts
+from gemmkit.tuning.model import CLOCK, LINE, VECTORS, Asked, Infos, Layouts, RowAlignment
 from gemmkit.tuning.operators import (
     EIGHT,
     LARGE,
@@ -361,6 +361,68 @@ def _by_shares(asked: Asked, precision: str | None, device: DeviceInfo) -> Itera
                 others = {name: value for name, value in of.fields.items() if name != "splits"}
                 made = choose(SmallTiles(dataclasses.replace(of, fields=others), Choice(*made)), device).spec, made[1]
             yield Choice(made[0], MAPPINGS[0], of.new is ColMajor)
+
+
+# -- operands that are copied first ------------------------------------------------------------------------------------
+#
+# TMA takes rows that begin at multiples of 16 bytes. Others are copied by threads, element by element or a word at a time,
+# which takes them longer than the tensor cores, and each tile copies them again. Where a product is long beside an operand,
+# the operand is first copied into a workspace, whose rows begin at such multiples, and TMA brings it from there.
+
+ROWS_BEGIN = 16                        # at multiples of so many bytes for TMA; of `LINE` where that adds an eighth at most
+COPIED, BEGUN = 2500, 3000             # bytes a copy reads and writes in a ns, and ns that it takes to begin and to end
+STORED = 2200, 1400                    # bytes of D a ns: where TMA stores its rows, and where threads do
+WORTH_COPYING = 0.85                   # of the modelled time as it is that the other way takes at most
+LARGEST = 2**31                        # bytes of a copy
+
+
+def in_lines(asked: Asked, device: DeviceInfo) -> Infos | None:
+    """The operands, of which those that are copied first have other strides; None for a product that is computed as it
+    is: of other dtypes than 16-bit floats, with components but an epilogue, or where copies cost more than they save."""
+    (a, b), infos, sizes, products = asked.operands, asked.infos, asked.sizes, asked.products
+    of_a, of_b = infos["a"], infos["b"]
+    if device.arch != (9, 0) or asked.group is not None or 0 in (*sizes, products) or not set(asked.fields) <= {"epilogue"}:
+        return None
+    if not (isinstance(a, Plain) and isinstance(b, Plain) and a.is_plain and b.is_plain and a.dtype == b.dtype in SIXTEEN):
+        return None
+    if asked.sums.widens or of_a is None or of_b is None or of_a.dtype != a.dtype or of_b.dtype != b.dtype:
+        return None
+    copied = {name: _lines(of, layout.axis) for name, of, layout in (("a", of_a, a), ("b", of_b, b))
+              if why_not(of, layout.axis) is not None}
+    if not copied or any(of is None for of in copied.values()):
+        return None
+    moved = [2 * math.prod(whole(of).shape) * of.dtype.itemsize for of in copied.values() if of is not None]
+    kinds = RowAlignment.of(a, b, of_a, of_b, infos["out"], sizes[1])
+    as_it_is = candidates.nanoseconds_of_hoppers(kinds, asked, device, candidates.MOST_SHARED)
+    found = sm80.fastest(sm80.copied(kinds), a, b, sizes, device, products, may_stream=True)
+    if found is not None:
+        as_it_is = min(as_it_is, found[0].launch(sizes, products, 0, device.sm_count, found[1]))
+    copying = sum(nbytes / COPIED + BEGUN for nbytes in moved)
+    if copying > WORTH_COPYING * as_it_is or max(moved) >= LARGEST:
+        return None
+    changed = {**infos, **copied}
+    mapping = sm90.mapping_for(dataclasses.replace(asked, infos=changed), device)
+    if mapping is None:
+        return None
+    storing = products * sizes[0] * sizes[1] * a.dtype.itemsize / STORED[kinds.of_d != VECTORS]
+    multiplying = mapping.cycles(sizes, device, a.dtype.itemsize, None, products) / CLOCK
+    return changed if copying + max(storing, multiplying) <= WORTH_COPYING * as_it_is else None
+
+
+def _lines(info: ArrayInfo, axis: int) -> ArrayInfo | None:
+    """A matrix, or a stack, in a workspace where its rows begin as TMA wants them; None for one that has elements twice."""
+    if any(stride < 0 or (stride == 0 and extent > 1) for extent, stride in zip(info.shape, info.strides)):
+        return None
+    extent, size = info.shape[axis], info.dtype.itemsize
+    width = -(-extent * size // LINE) * LINE
+    if 8 * width > 9 * extent * size:
+        width = -(-extent * size // ROWS_BEGIN) * ROWS_BEGIN
+    width //= size
+    steps, at = list[tuple[int, int]](), width * info.shape[1 - axis]
+    for count, stride in reversed(info.steps):
+        steps.append((count, at if stride else 0))
+        at *= count if stride else 1
+    return info._replace(pointer=0, strides=(width, 1) if axis == 1 else (1, width), steps=tuple(reversed(steps)))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
