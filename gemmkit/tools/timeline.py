@@ -29,7 +29,7 @@ from gemmkit.layouts import ArrayLayout
 from gemmkit.layouts.matrices import arrays
 from gemmkit.plans.ahead import CompiledKernel, compiled_kernel
 from gemmkit.plans.ahead import recorded as resolved
-from gemmkit.plans.compiled import Compiled
+from gemmkit.plans.compiled import OPERANDS, Compiled
 from gemmkit.plans.ozaki import OzakiProduct, why_plain
 from gemmkit.plans.plan import Plan
 from gemmkit.plans.problem import HOST
@@ -166,7 +166,7 @@ def of_call(a: Any, b: Any, c: object = None, conf: Any = None, out: object = No
     if a is einsum:
         with nullcontext() if is_on_device(c, conf, out) else computed_by(ExecutionTarget()), assumed(device or target()):
             (a, b, out, keywords), copies = as_launched(b, c, conf, out=out, **keywords)
-        moved = " and ".join(f"{'AB'[n]} ({copy.nbytes / 2**20:,.1f} MiB)" for n, copy in copies.items())
+        moved = _copied({"AB"[n]: copy for n, copy in copies.items()})
         said = f"einsum: {moved} copied into another order first" if moved else "einsum"
         return dataclasses.replace(of_call(a, b, None, None, out, keywords, device), part_of=said)
     if is_on_device(a, b, c, out):
@@ -182,7 +182,14 @@ def of_call(a: Any, b: Any, c: object = None, conf: Any = None, out: object = No
     if made.problem.is_auto:
         why = why_plain(made.problem) if made.problem.moduli else "of other dtypes there is nothing to choose"
         return ExplainedKernel(made, made.problem.device, f"precision='auto': the {made.problem.a.dtype} product; {why}")
-    return ExplainedKernel(made, made.problem.device)
+    moved = _copied({OPERANDS[n].upper(): copy for n, copy in made.copies.items()})
+    said = f"a product: {moved} copied first into rows that begin at multiples of 16 bytes, for TMA" if moved else ""
+    return ExplainedKernel(made, made.problem.device, said)
+
+
+def _copied(copies: dict[str, Any]) -> str:
+    """Which operands are copied, and how large these copies are."""
+    return " and ".join(f"{name} ({copy.nbytes / 2**20:,.1f} MiB)" for name, copy in copies.items())
 
 
 # --------------------------------------------------------------------------------------------------
