@@ -168,15 +168,16 @@ def of_call(a: Any, b: Any, c: object = None, conf: Any = None, out: object = No
             (a, b, out, keywords), copies = as_launched(b, c, conf, out=out, **keywords)
         moved = _copied({"AB"[n]: copy for n, copy in copies.items()})
         said = f"einsum: {moved} copied into another order first" if moved else "einsum"
-        return dataclasses.replace(of_call(a, b, None, None, out, keywords, device), part_of=said)
+        found = of_call(a, b, None, None, out, keywords, device)
+        return dataclasses.replace(found, part_of=f"{said}: {found.part_of}" if found.part_of else said)
     if is_on_device(a, b, c, out):
         made = Plan(a, b, c, out, conf, keywords)._compiled
     else:
         device = target() if device is None else device
-        found = resolved(lambda: matmul(a, b, c, conf, out=out, **keywords), device, zeros=False)
-        if not found:
+        made_of = resolved(lambda: matmul(a, b, c, conf, out=out, **keywords), device, zeros=False)
+        if not made_of:
             raise ValueError("the product has no element, and no kernel is launched for it; give sizes of 1 or more")
-        made = found[-1]                               # copies of operands come first
+        made = made_of[-1]                             # copies of operands come first
     if isinstance(made, OzakiProduct):
         return ExplainedKernel(made.products, made.problem.device, made.description)
     if made.problem.is_auto:

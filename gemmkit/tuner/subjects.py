@@ -210,6 +210,10 @@ class TunedProduct(Called):
         if plan._compiled.problem.moduli:
             raise ValueError(f"precision={keywords['precision']!r}: its kernels have no mapping to tune; leave precision "
                              "out, or tune another product")
+        if plan._compiled.problem.copies:
+            names = " and ".join(sorted(plan._compiled.problem.copies))
+            raise ValueError(f"tune: the rows of {names} begin elsewhere than at multiples of 16 bytes, and the product copies "
+                             f"{names} first; tune it with arrays whose rows do, and this one takes the same mapping")
         self._infos, self._out = (*plan._infos[:3], None if out is None else plan._infos[3]), plan._infos[3]
         self.default, self.call = plan._compiled, plan._compiled.problem
         self._arrays = a, b, c, out, plan                     # alive while addresses of theirs are in use

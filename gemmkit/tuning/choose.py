@@ -370,9 +370,9 @@ def _by_shares(asked: Asked, precision: str | None, device: DeviceInfo) -> Itera
 # the operand is first copied into a workspace, whose rows begin at such multiples, and TMA brings it from there.
 
 ROWS_BEGIN = 16                        # at multiples of so many bytes for TMA; of `LINE` where that adds an eighth at most
-COPIED, BEGUN = 2500, 3000             # bytes a copy reads and writes in a ns, and ns that it takes to begin and to end
-STORED = 2200, 1400                    # bytes of D a ns: where TMA stores its rows, and where threads do
-WORTH_COPYING = 0.85                   # of the modelled time as it is that the other way takes at most
+COPIED, BEGUN = 2300, 4000             # bytes a copy reads and writes in a ns, and ns that it takes to begin and to end
+STORED = 2150, 1150                    # bytes of D a ns: where TMA stores its rows, and where threads do
+WORTH_COPYING, SAVED = 0.85, 5000      # of the modelled time as it is that the other way takes at most, and ns that it saves
 LARGEST = 2**31                        # bytes of a copy
 
 
@@ -406,7 +406,7 @@ def in_lines(asked: Asked, device: DeviceInfo) -> Infos | None:
         return None
     storing = products * sizes[0] * sizes[1] * a.dtype.itemsize / STORED[kinds.of_d != VECTORS]
     multiplying = mapping.cycles(sizes, device, a.dtype.itemsize, None, products) / CLOCK
-    return changed if copying + max(storing, multiplying) <= WORTH_COPYING * as_it_is else None
+    return changed if copying + max(storing, multiplying) <= min(WORTH_COPYING * as_it_is, as_it_is - SAVED) else None
 
 
 def _lines(info: ArrayInfo, axis: int) -> ArrayInfo | None:
