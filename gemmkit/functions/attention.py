@@ -24,10 +24,10 @@ from gemmkit import programs as gp
 from gemmkit.components import arrays_of, check_held
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
-from gemmkit.lang.checks import check_flag
+from gemmkit.lang.checks import FLOAT32_MAX, check_flag, finite_number
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import KnownCall, KnownCalls
-from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
+from gemmkit.plans.problem import check_places
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import Program, program
 from gemmkit.programs.mapping import KERNELS, MULTISTAGE

@@ -43,6 +43,7 @@ from gemmkit.plans.problem import asked_dtype, check_out, check_places, layout_o
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, merged
+from gemmkit.tuning.choose import MOST_MOVED
 from gemmkit.tuning.operators import AccumulatorRule, algebra_of, check_multiplied, new_dtype
 
 # --------------------------------------------------------------------------------------------------
@@ -593,7 +594,6 @@ MEASURED = 132                         # multiprocessors of the device that thes
 RATES = {"float16": (680.0, 390.0, 195.0), "bfloat16": (680.0, 390.0, 195.0), "float32": (50.5, 49.0, 41.0)}
 COPIED, BEGUN = 3.2e6, 4.0             # bytes that are read or written in a microsecond, and microseconds of a launch
 WORTH = 0.95                           # of the time as it is that the other way takes at most
-LARGEST = 2**32                        # bytes that a copy reads and writes at most: its places have 31 bits
 
 
 @functools.lru_cache(maxsize=4096)
@@ -625,7 +625,7 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
         for pair in itertools.product(*ways):
             moved = [2 * math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
             time = plain + sum(count / COPIED + BEGUN for count in moved)
-            is_worth = time <= as_it_is * WORTH and max(moved, default=0) < LARGEST
+            is_worth = time <= as_it_is * WORTH and max(moved, default=0) < MOST_MOVED
             if is_worth and _is_ordinary(spec, pair, result, arrays, copies):
                 turned = sum(x.is_copy and strides[n][x.term[-1]] != 1 for n, x in enumerate(pair))
                 listed.append((time + turned, pair))

@@ -598,3 +598,18 @@ def truth(component: Any, method: str, value: Any) -> bool:
     if not isinstance(value, np.bool_) and not _has_index(value):
         raise refusal(component, method, worded(value), TRUTH)
     return value
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def finite_number(value: Any, name: str) -> float:
+    """A run-time number of a call, such as a scale, as a plain float.
+
+    Raises TypeError for what is no real number, ValueError for NaN and infinities.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}={value!r}: a real number is needed")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value!r}: a finite number is needed")
+    return float(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
@@ -371,7 +371,7 @@ class Call:
     moduli: int = 0                                                    # of int8 products that it is computed by; 0: none
     is_auto: bool = False                                              # by these where they are faster
     #: Of a and b those that are copied first (`gemmkit.tuning.choose.in_lines`), as they are then.
-    copies: Mapping[str, ArrayInfo] = field(default_factory=dict)
+    copies: Mapping[str, ArrayInfo] = dataclasses.field(default_factory=dict)
 
     @property
     def computed(self) -> Call:
@@ -525,21 +525,6 @@ def _check_mapping(mapping: object, precision: object, conf: Config | None, keyw
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-
-def finite_number(value: Any, name: str) -> float:
-    """A run-time number of a call, such as a scale, as a plain float.
-
-    Raises TypeError for what is no real number, ValueError for NaN and infinities.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}={value!r}: a real number is needed")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r}: a finite number is needed")
-    return float(value)
-
 
 def check_places(infos: dict[str, ArrayInfo | None]) -> None:
     """All on one device, or all on the host under emulation."""

@@ -212,7 +212,7 @@ class TunedProduct(Called):
                              "out, or tune another product")
         if plan._compiled.problem.copies:
             names = " and ".join(sorted(plan._compiled.problem.copies))
-            raise ValueError(f"tune: the rows of {names} begin elsewhere than at multiples of 16 bytes, and the product copies "
+            raise ValueError(f"tune: rows of {names} begin elsewhere than at multiples of 16 bytes, and the product copies "
                              f"{names} first; tune it with arrays whose rows do, and this one takes the same mapping")
         self._infos, self._out = (*plan._infos[:3], None if out is None else plan._infos[3]), plan._infos[3]
         self.default, self.call = plan._compiled, plan._compiled.problem

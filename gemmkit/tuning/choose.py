@@ -373,7 +373,7 @@ ROWS_BEGIN = 16                        # at multiples of so many bytes for TMA; 
 COPIED, BEGUN = 2300, 4000             # bytes a copy reads and writes in a ns, and ns that it takes to begin and to end
 STORED = 2150, 1150                    # bytes of D a ns: where TMA stores its rows, and where threads do
 WORTH_COPYING, SAVED = 0.85, 5000      # of the modelled time as it is that the other way takes at most, and ns that it saves
-LARGEST = 2**31                        # bytes of a copy
+MOST_MOVED = 2**32                     # bytes that a copy reads and writes at most: its places have 31 bits
 
 
 def in_lines(asked: Asked, device: DeviceInfo) -> Infos | None:
@@ -398,7 +398,7 @@ def in_lines(asked: Asked, device: DeviceInfo) -> Infos | None:
     if found is not None:
         as_it_is = min(as_it_is, found[0].launch(sizes, products, 0, device.sm_count, found[1]))
     copying = sum(nbytes / COPIED + BEGUN for nbytes in moved)
-    if copying > WORTH_COPYING * as_it_is or max(moved) >= LARGEST:
+    if copying > WORTH_COPYING * as_it_is or max(moved) >= MOST_MOVED:
         return None
     changed = {**infos, **copied}
     mapping = sm90.mapping_for(dataclasses.replace(asked, infos=changed), device)

@@ -59,7 +59,7 @@ def test_rows_of_any_length(machine: Any, order: str, dtype: Any, rng: np.random
                 assert np.array_equal(machine.numpy(out).astype(F64), wanted)
             run = gk.plan(x, y)
             assert np.array_equal(machine.numpy(run(x, y)).astype(F64), wanted)
-            assert run._compiled.copies                                                         # type: ignore[attr-defined]
+            assert run._compiled.copies
             if not a_stack and order[0] == "n":
                 wide = machine.array(np.concatenate([a.ravel()[:1], a.ravel()]))
                 moved = wide[1:].reshape(a.shape)
@@ -115,7 +115,7 @@ def test_copies_pay_where_the_product_is_long(rng: np.random.Generator) -> None:
     assert copies(*(x.astype(F32) for x in long)) == []
     assert copies(*long, mapping="batch_invariant") == []
     with assumed(A100), gk.emulate(mapping="device"):
-        assert not gk.plan(*long)._compiled.copies                                              # type: ignore[attr-defined]
+        assert not gk.plan(*long)._compiled.copies
 
 
 def test_explain_says_what_is_copied() -> None:
