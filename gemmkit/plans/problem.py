@@ -466,20 +466,20 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     M, N, K = _sizes(infos, layouts, gemm_shape, vectors)
     device = target(a.device)
     products = math.prod(stack or ())
-    def asked_of(infos: dict[str, ArrayInfo | None]) -> ProductProblem:
-        key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
-        return ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
-
-    asked, copies = asked_of(infos), dict[str, ArrayInfo]()
+    key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
+    asked = ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
     moduli = moduli_of(precision, layouts["a"].dtype if layouts["a"] is not None else a.dtype)
+    is_open = conf is None and mapping is None and candidate is None
+    lines = in_lines(asked, device, precision) if is_open and not any(vectors) else None
+    copies = {name: of for name, of in (lines or asked).infos.items() if of is not None and of is not infos[name]}
+    if lines is not None:
+        key = partial(store.digest_of, lines.infos, lines.layouts, (M, N, K), keywords, device, products)
+        asked = dataclasses.replace(lines, key=key)
     if mapping is None and precision is not None and not (isinstance(precision, str) and precision in OZAKI):
         keywords["operator"] = by_precision(precision, asked, device)
     if mapping is not None:
         choice = batch_invariant(asked, precision, device)
     elif conf is None:
-        lines = None if moduli or candidate is not None or any(vectors) else in_lines(asked, device)
-        if lines is not None:
-            asked, copies = asked_of(lines), {name: of for name, of in lines.items() if of and of is not infos[name]}
         choice = choose(asked, device, candidate)
     else:
         if "operator" in keywords:
@@ -492,7 +492,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         raise ValueError(("a" if vectors.a else "b") + " has one dimension, and the other operand an axis for the parts of "
                          "its numbers: give a matrix of one " + ("row, a[None]" if vectors.a else "column, b[:, None]"))
     if not choice.swap_ab:
-        _check_operands(infos, conf, M, N, K)
+        _check_operands({**infos, **copies}, conf, M, N, K)
     if out is not None:
         in_place = not conf.global_d_layout.is_mirrored
         check_out(*((infos["out"], infos) if stack is None else (out, given)), in_place)       # type: ignore[arg-type]

@@ -226,6 +226,15 @@ def _storing(listed: Iterable[Multistage], stored: dict[tuple[int, int, int], tu
 def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Proposal | None:
     """The operator and the mapping's fields of float32 operands as tf32, by mma.sync. None where threads do not copy them as
     they are, or where it takes longer than ``most`` ns by the model."""
+    found = fastest_tf32(asked, device)
+    if found is None or found[2] > most:
+        return None
+    one, splits, _ = found
+    return asked.fields.get("operator") or MMAOp(dtype=F32), dict(one.fields, splits=splits)
+
+
+def fastest_tf32(asked: Asked, device: DeviceInfo) -> tuple[Multistage, int | StreamK, float] | None:
+    """The mapping of float32 operands as tf32, its shares of K, and the ns of a launch by the model."""
     (a, b), sizes, products = asked.operands, asked.sizes, asked.products
     given, of_a, of_b = asked.fields.get("operator") or MMAOp(dtype=F32), asked.infos.get("a"), asked.infos.get("b")
     if not (a.dtype == b.dtype == given.dtype == F32) or not _are_copied(a, b, asked.fields):
@@ -236,11 +245,7 @@ def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Pr
                                   solo=round(one.solo + tables.TF32_COPIED * words)) for one, words in costs)
     found = fastest(_storing(listed, tables.TF32_STORED, asked), a, b, sizes, device, products, True,
                     asked.fields.get("splits"))
-    if found is None:
-        return None
-    one, splits = found
-    is_slow = one.launch(sizes, products, 0, device.sm_count, splits) > most
-    return None if is_slow else (given, dict(one.fields, splits=splits))
+    return found and (*found, found[0].launch(sizes, products, 0, device.sm_count, found[1]))
 
 
 def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,
