@@ -154,10 +154,7 @@ def _known(value: Any) -> Any:
     raise UnknownValue
 
 
-@nb.register_model(AggregateType)
-class _AggregateModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: AggregateType):
-        super().__init__(dmm, fe_type, [(f"n{n}", index) for n in range(fe_type.count)])
+nb.kept_as(AggregateType, lambda ty: [(f"n{n}", index) for n in range(ty.count)])
 
 
 @nb.lowering_registry.lower_constant(AggregateType)
@@ -254,17 +251,14 @@ def traced(name: str, function: F) -> F:
 
 # -- attributes, items, lengths ---------------------------------------------------------------------------------------
 
-@nb.typing_registry.register_attr
-class _Attributes(nb.AttributeTemplate):
-    key = AggregateType
-
-    def generic_resolve(self, ty: AggregateType, attr: str) -> Any:
-        if attr.startswith("_"):
-            return None
-        try:
-            return type_of(getattr(ty.example, attr))
-        except AttributeError as error:
-            raise nb.TypingError(str(error)) from None
+@nb.attributes_of(AggregateType)
+def _attribute_type(ty: AggregateType, attr: str) -> Any:
+    if attr.startswith("_"):
+        return None
+    try:
+        return type_of(getattr(ty.example, attr))
+    except AttributeError as error:
+        raise nb.TypingError(str(error)) from None
 
 
 @nb.lowering_registry.lower_getattr_generic(AggregateType)
@@ -398,14 +392,11 @@ class _Index(_Method):
     key = "gemmkit tuple.index"
 
 
-@nb.typing_registry.register_attr
-class _Methods(nb.AttributeTemplate):
-    key, metadata = types.BaseTuple, _Method.metadata
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        if attr not in ("count", "index") or not nb.compiles_ours() or attr in getattr(ty, "fields", ()):
-            return None
-        return types.BoundFunction(_Count if attr == "count" else _Index, ty)
+@nb.attributes_of(types.BaseTuple)
+def _methods(ty: types.Type, attr: str) -> Any:
+    if attr not in ("count", "index") or not nb.compiles_ours() or attr in getattr(ty, "fields", ()):
+        return None
+    return types.BoundFunction(_Count if attr == "count" else _Index, ty)
 
 
 @nb.lowering_registry.lower("gemmkit tuple.count", types.BaseTuple, types.Any)

@@ -482,32 +482,23 @@ for _op in _NAMES:
 # --------------------------------------------------------------------------------------------------
 # Methods of numbers: ``n.bit_count()``. (Numba's own counts the bits of a negative number's complement.)
 
-_CUDA = {"target": "cuda"}                                    # before Numba's own
-
-
 class _BitCount(nb.AbstractTemplate):
     key = "gemmkit int.bit_count"
-    metadata: ClassVar[dict[str, str]] = _CUDA
+    metadata: ClassVar[dict[str, str]] = {"target": "cuda"}            # before Numba's own
 
     def generic(self, args: tuple, kws: dict) -> Any:
         return None if args or kws else signature(index, recvr=types.unliteral(self.this))
 
 
-@nb.typing_registry.register_attr
-class _OfIntegers(nb.AttributeTemplate):
-    key, metadata = types.Integer, _CUDA
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and nb.compiles_ours() else None
+@nb.attributes_of(types.Integer)
+def _of_integers(ty: types.Type, attr: str) -> Any:
+    return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and nb.compiles_ours() else None
 
 
-@nb.typing_registry.register_attr
-class _OfNumbers(nb.AttributeTemplate):
-    key, metadata = types.Number, _CUDA
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        if attr == "item" and nb.compiles_ours():
-            raise nb.TypingError("item() makes a Python number, which device code has none of; write the number itself")
+@nb.attributes_of(types.Number)
+def _of_numbers(ty: types.Type, attr: str) -> Any:
+    if attr == "item" and nb.compiles_ours():
+        raise nb.TypingError("item() makes a Python number, which device code has none of; write the number itself")
 
 
 @nb.lowering_registry.lower("gemmkit int.bit_count", types.Integer)

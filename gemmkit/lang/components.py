@@ -123,10 +123,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert",
     setattr(_RuntimeField, f"__{_name}__", _RuntimeField._refuse)
 
 
-@nb.register_model(ComponentType)
-class _ComponentModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: ComponentType):
-        super().__init__(dmm, fe_type, list(fe_type.runtime.items()))
+nb.kept_as(ComponentType, lambda ty: list(ty.runtime.items()))
 
 
 class MethodType(types.Callable):
@@ -152,10 +149,7 @@ class MethodType(types.Callable):
         return self.function.compile(tuple(sig.args)).entry_point
 
 
-@nb.register_model(MethodType)
-class _MethodModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: MethodType):
-        super().__init__(dmm, fe_type, dmm.lookup(fe_type.component).get_value_type())
+nb.kept_as(MethodType, lambda ty: ty.component)
 
 
 @nb.lowering_registry.lower_constant(ComponentType)
@@ -167,23 +161,20 @@ def _constant(context: Context, builder: ir.IRBuilder, ty: ComponentType, value:
     return cgutils.create_struct_proxy(ty)(context, builder)._getvalue()
 
 
-@nb.typing_registry.register_attr
-class _Attributes(nb.AttributeTemplate):
-    key = ComponentType
-
-    def generic_resolve(self, ty: ComponentType, attr: str) -> Any:
-        if attr == "__call__":
-            return None
-        if attr in ty.runtime:
-            return ty.runtime[attr]
-        method = ty.method(attr)
-        if method is not None and attr not in ty.static:
-            return MethodType(ty, attr, method)
-        try:
-            value = getattr(ty.skeleton, attr)
-        except AttributeError:
-            return None
-        return _static_attribute_type(ty, attr, value)
+@nb.attributes_of(ComponentType)
+def _attribute_type(ty: ComponentType, attr: str) -> Any:
+    if attr == "__call__":
+        return None
+    if attr in ty.runtime:
+        return ty.runtime[attr]
+    method = ty.method(attr)
+    if method is not None and attr not in ty.static:
+        return MethodType(ty, attr, method)
+    try:
+        value = getattr(ty.skeleton, attr)
+    except AttributeError:
+        return None
+    return _static_attribute_type(ty, attr, value)
 
 
 def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:

@@ -364,17 +364,8 @@ class DeviceFunctionType(types.Callable, types.Opaque):
         return self.function.compile(tuple(sig.args)).entry_point
 
 
-nb.register_model(DeviceFunctionType)(nb.OpaqueModel)
-
-
-@nb.typeof_impl.register(DeviceFunction)
-def _typeof_device_function(value: DeviceFunction, _c: object) -> types.Type:
-    return DeviceFunctionType(value)
-
-
-@nb.lowering_registry.lower_constant(DeviceFunctionType)
-def _constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
-    return context.get_dummy_value()
+nb.kept_as(DeviceFunctionType, None)
+nb.typeof_impl.register(DeviceFunction)(lambda value, c: DeviceFunctionType(value))
 
 
 @nb.lowering_registry.lower_cast(DeviceFunctionType, DeviceFunctionType)

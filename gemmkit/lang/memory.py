@@ -45,13 +45,8 @@ class ViewType(types.Type):
         return [axis for axis in range(self.ndim) if axis != self.unit]
 
 
-@nb.register_model(ViewType)
-class _ViewModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: ViewType):
-        members = [("address", types.uint64)]
-        members += [(f"extent{axis}", fe_type.coordinate) for axis in range(fe_type.ndim)]
-        members += [(f"stride{axis}", types.int64) for axis in fe_type.strided_axes]
-        super().__init__(dmm, fe_type, members)
+nb.kept_as(ViewType, lambda ty: [("address", types.uint64), *((f"extent{axis}", ty.coordinate) for axis in range(ty.ndim)),
+                                 *((f"stride{axis}", types.int64) for axis in ty.strided_axes)])
 
 
 class SharedType(types.Type):
@@ -67,10 +62,7 @@ class SharedType(types.Type):
         super().__init__(f"Shared({self.element if self.dtype.names else self.dtype}{', pinned' if pinned else ''})")
 
 
-@nb.register_model(SharedType)
-class _SharedModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: SharedType):
-        super().__init__(dmm, fe_type, i32)
+nb.kept_as(SharedType, lambda ty: i32)
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
@@ -237,14 +229,11 @@ def _store_record(c: Context, b: ir.IRBuilder, ty: ViewType, view: ir.Value, whe
     return c.get_dummy_value()
 
 
-@nb.typing_registry.register_attr
-class _ViewAttributes(nb.AttributeTemplate):
-    key = ViewType
-
-    def generic_resolve(self, ty: ViewType, attr: str) -> Any:
-        if attr == "shape":
-            return types.UniTuple(ty.coordinate, ty.ndim)
-        return None
+@nb.attributes_of(ViewType)
+def _view_attribute_type(ty: ViewType, attr: str) -> Any:
+    if attr == "shape":
+        return types.UniTuple(ty.coordinate, ty.ndim)
+    return None
 
 
 @nb.lowering_registry.lower_getattr(ViewType, "shape")

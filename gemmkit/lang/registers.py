@@ -63,22 +63,15 @@ class FragmentType(types.Type):
         super().__init__(f"Fragment({fragment.dtype}, {fragment.count})")
 
 
-nb.register_model(FragmentType)(nb.OpaqueModel)
+nb.kept_as(FragmentType, None)
+nb.typeof_impl.register(Fragment)(lambda value, c: FragmentType(value))
 
 
-@nb.typeof_impl.register(Fragment)
-def _typeof_fragment(value: Fragment, c: object) -> types.Type:
-    return FragmentType(value)
+@nb.attributes_of(FragmentType)
+def _fragment_attribute_type(ty: FragmentType, attr: str) -> Any:
+    from gemmkit.lang.aggregates import static_type
 
-
-@nb.typing_registry.register_attr
-class _FragmentAttributes(nb.AttributeTemplate):
-    key = FragmentType
-
-    def generic_resolve(self, ty: FragmentType, attr: str) -> Any:
-        from gemmkit.lang.aggregates import static_type
-
-        return static_type(getattr(ty.fragment, attr)) if attr in ("dtype", "count") else None
+    return static_type(getattr(ty.fragment, attr)) if attr in ("dtype", "count") else None
 
 
 @nb.lowering_registry.lower_getattr_generic(FragmentType)
@@ -87,9 +80,6 @@ def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType,
 
     static = getattr(ty.fragment, attr)
     return static_value(context, builder, static_type(static), static)
-
-
-nb.lowering_registry.lower_constant(FragmentType)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 class RegistersType(types.Type):
@@ -562,10 +552,7 @@ class PairType(types.Type):
         super().__init__(f"pair({element})")
 
 
-@nb.register_model(PairType)
-class _PairModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: PairType):
-        super().__init__(dmm, fe_type, i32)
+nb.kept_as(PairType, lambda ty: i32)
 
 
 PAIRS = {element: PairType(element) for element in _SUFFIX}

@@ -54,17 +54,8 @@ class StaticType(types.Callable):
         return TracedMethod(self, "__call__").get_impl_key(sig)
 
 
-nb.register_model(StaticType)(nb.OpaqueModel)
-
-
-@nb.typeof_impl.register(Static)
-def _typeof(value: Static, c: object) -> types.Type:
-    return StaticType(value)
-
-
-@nb.lowering_registry.lower_constant(StaticType)
-def _constant(context: Context, builder: ir.IRBuilder, ty: StaticType, value: object) -> Any:
-    return context.get_dummy_value()
+nb.kept_as(StaticType, None)
+nb.typeof_impl.register(Static)(lambda value, c: StaticType(value))
 
 
 class Split:
@@ -103,10 +94,7 @@ class SplitType(types.Type):
         return {"storage": self.storage}
 
 
-@nb.register_model(SplitType)
-class _SplitModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: SplitType):
-        super().__init__(dmm, fe_type, [("storage", fe_type.storage), *((f"n{n}", index) for n in range(fe_type.count))])
+nb.kept_as(SplitType, lambda ty: [("storage", ty.storage), *((f"n{n}", index) for n in range(ty.count))])
 
 
 # -- between Numba's values and objects -------------------------------------------------------------------------------
@@ -242,10 +230,7 @@ class TracedMethod(types.Callable):
         return _codes[self.method, tuple(sig.args)]           # the first is the object
 
 
-@nb.register_model(TracedMethod)
-class _MethodModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: TracedMethod):
-        super().__init__(dmm, fe_type, dmm.lookup(fe_type.owner).get_value_type())
+nb.kept_as(TracedMethod, lambda ty: ty.owner)
 
 
 def _resolve(ty: types.Type, cls: type, example: Any, attr: str) -> Any:
@@ -267,12 +252,9 @@ def _read(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Val
     return value if inspect.ismethod(found) else lowered(context, builder, found)
 
 
-@nb.typing_registry.register_attr
-class _StaticAttributes(nb.AttributeTemplate):
-    key = StaticType
-
-    def generic_resolve(self, ty: StaticType, attr: str) -> Any:
-        return _resolve(ty, type(ty.value), ty.value, attr)
+@nb.attributes_of(StaticType)
+def _static_attribute_type(ty: StaticType, attr: str) -> Any:
+    return _resolve(ty, type(ty.value), ty.value, attr)
 
 
 @nb.lowering_registry.lower_getattr_generic(StaticType)
@@ -280,12 +262,9 @@ def _static_getattr(context: Context, builder: ir.IRBuilder, ty: StaticType, val
     return _read(context, builder, ty, value, attr, type(ty.value))
 
 
-@nb.typing_registry.register_attr
-class _SplitAttributes(nb.AttributeTemplate):
-    key = SplitType
-
-    def generic_resolve(self, ty: SplitType, attr: str) -> Any:
-        return _resolve(ty, ty.cls, object_of(None, None, ty, None), attr)
+@nb.attributes_of(SplitType)
+def _split_attribute_type(ty: SplitType, attr: str) -> Any:
+    return _resolve(ty, ty.cls, object_of(None, None, ty, None), attr)
 
 
 @nb.lowering_registry.lower_getattr_generic(SplitType)

@@ -35,10 +35,7 @@ class MapAddressType(types.Type):
         super().__init__("TensorMapAddress")
 
 
-@nb.register_model(MapAddressType)
-class _MapAddressModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: MapAddressType):
-        super().__init__(dmm, fe_type, i64)
+nb.kept_as(MapAddressType, lambda ty: i64)
 
 
 map_address = MapAddressType()
