@@ -20,7 +20,6 @@ from gemmkit.operators.wgmma import BLOCK, BlockScaledOp
 from gemmkit.runtime.arrays import describe, dtype_from_torch
 from gemmkit.runtime.device import target
 from gemmkit.torch.product import (
-    Differentiable,
     autocast,
     batched_by,
     check_dtypes,
@@ -28,6 +27,7 @@ from gemmkit.torch.product import (
     define,
     derived,
     is_eager,
+    keep,
     known,
     records,
 )
@@ -138,10 +138,6 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Any:
     return a.new_empty((a.shape[0], b.shape[2]) if b.dim() == 3 else (offs.shape[0], a.shape[0], b.shape[1]))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Products of groups of rows are those of columns' gradients, and the other way round."""
     a, b, offs = ctx.saved_tensors
@@ -151,14 +147,8 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> t
     return (_OPERATOR(b, grad.mT, offs).mT if of_a else None), (_OPERATOR(a.mT, grad, offs) if of_b else None), None
 
 
-def _one_by_one(size: int, in_dims: tuple[int | None, ...], *args: torch.Tensor) -> tuple[Any, Any]:
-    """Of a batch there is one launch after the other."""
-    return batched_by(_OPERATOR, size, in_dims[:3], args, (None,) * 3, {})
-
-
-_SCHEMA = "(Tensor a, Tensor b, Tensor offs) -> Tensor"
-_OPERATOR: Any = Differentiable(define("gemmkit::grouped_mm", _SCHEMA, _compute, _allocate), _backward, _keep, _one_by_one,
-                                _compute)
+_OPERATOR = operator("grouped_mm", "(Tensor a, Tensor b, Tensor offs) -> Tensor", _compute, _allocate, _backward, keep,
+                     of_rows=False)
 
 
 # --------------------------------------------------------------------------------------------------

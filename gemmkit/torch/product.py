@@ -297,6 +297,13 @@ class Differentiable:
         return self.operator(*args, **options)
 
 
+def keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object,
+         keyword_only_inputs: dict[str, Any] | None = None) -> None:
+    """The ``setup`` of an operator whose gradients need its tensors and keywords."""
+    ctx.save_for_backward(*inputs)
+    ctx.options = keyword_only_inputs
+
+
 def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..., None]]:
     """``backward`` and ``setup`` of an operator that computes gradients: second derivatives. ``first`` computes what the
     operator computes, with operators that have derivatives. It is called with the operator's tensors and keywords when a
@@ -304,8 +311,7 @@ def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..
     def setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
               output: object) -> None:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)
-        ctx.options = keyword_only_inputs
+        keep(ctx, inputs, output, keyword_only_inputs)
 
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> Any:
         inputs, given = ctx.saved_tensors, {n: grad for n, grad in enumerate(grads) if grad is not None}
@@ -529,12 +535,6 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: 
     return a.new_empty(result_shape(a, b, a_form, b_form), dtype=result_dtype(a, b, dtype))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-          output: object) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.options = keyword_only_inputs
-
-
 def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     options = {name: x for name, x in ctx.options.items() if name not in ("dtype", "mapping")}
@@ -718,7 +718,7 @@ def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.T
 KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches, _compute)
+_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, keep, _in_batches, _compute)
 
 
 # --------------------------------------------------------------------------------------------------
