@@ -369,7 +369,7 @@ def _float_division(context: TypingContext, name: str, ty: types.Type, a: types.
         else:
             quotient = builder.fdiv(builder.fsub(x, rest), y)
             quotient = builder.select(adjust, builder.fsub(quotient, one), quotient)
-            floor = builder.call(_floor(builder, x.type), [quotient])
+            floor = builder.call(builder.module.declare_intrinsic("llvm.floor", [x.type]), [quotient])
             floor = builder.select(builder.fcmp_ordered(">", builder.fsub(quotient, floor), ir.Constant(x.type, 0.5)),
                                    builder.fadd(floor, one), floor)
             plain = builder.fdiv(x, y)
@@ -378,10 +378,6 @@ def _float_division(context: TypingContext, name: str, ty: types.Type, a: types.
         return c.cast(builder, out, compute, ty)
 
     return signature(ty, a, b), codegen
-
-
-def _floor(builder: ir.IRBuilder, ty: types.Type) -> Any:
-    return builder.module.declare_intrinsic("llvm.floor", [ty])
 
 
 def _index_operation(op: Callable, ty: IndexType, a: types.Type, b: types.Type) -> Any:

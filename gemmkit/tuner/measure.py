@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -320,8 +321,32 @@ class Measuring:
         self._errors.close()
 
 
+DEFAULT_S = 300.0                      # that the default may take to load and to run once
+CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
+FINALISTS, FINAL_PAIRS = 3, 15         # the fastest are timed again: the first of many is the luckiest, too
+
+
+def default_result(process: Any, number: int, what: str) -> tuple[list[bytes], float]:
+    """What the job writes that others are timed with, and the seconds that one of these may take. Raises RuntimeError, which
+    says ``what`` it is, where it does not run."""
+    try:
+        process.result(number, DEFAULT_S)                     # loads it, too
+        start = time.monotonic()
+        found = process.result(number, DEFAULT_S)
+    except Failed as error:
+        raise RuntimeError(f"{what} does not run: {error}") from None
+    return found, CANDIDATE_S + TIMES * (time.monotonic() - start)
+
+
 # --------------------------------------------------------------------------------------------------
 # Whether a candidate's result is the default mapping's, but for rounding.
+
+def written(memory: Buffers, results: Sequence[bytes], info: ArrayInfo) -> np.ndarray:
+    """An array's elements in what a job has written."""
+    buffers = [buffer for buffer in memory.buffers if buffer.is_written]
+    at = buffers.index(memory.buffers[memory.pointer(info.pointer).buffer])
+    return elements(results[at], buffers[at].start, info)
+
 
 def elements(content: bytes, start: int, info: ArrayInfo) -> np.ndarray:
     """An array's elements in the bytes of a buffer that begins at the address ``start``."""
