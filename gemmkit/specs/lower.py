@@ -568,7 +568,6 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
     kind, said = schedule.kind, _spec(schedule.kind, operands, level)
     line = schedule.steps[-1].line if schedule.steps else ""
     if schedule.micro is not None:
-        by = nodes.MatMulBy if kind == "MatMul" else nodes.MoveBy
         if kind == "Init":
             raise ScheduleError(f"{said}: an Init has no micro-kernel")
         if any(operand.form.scaling for operand in operands):
@@ -577,7 +576,7 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
         if any(operand.form.is_partial for operand in operands):
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
-        return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
+        return LoweredPart(nodes.DoneBy(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
     threads = {steps.THREAD: THREAD, steps.WARP: WARP, steps.WARPGROUP: WARPGROUP, steps.QUADPAIR: QUADPAIR}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
@@ -589,8 +588,7 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
         raise ScheduleError(f"{error}{further}\n  at {line}") from None
     if state.is_ring and kind == "MatMul":
         found = found.one_behind                              # type: ignore[attr-defined]
-    node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
-    return LoweredPart(node, (f"{said}: {found.becomes}",))
+    return LoweredPart(nodes.Done(found), (f"{said}: {found.becomes}",))
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------

@@ -305,59 +305,24 @@ class Accumulated(Component):
 # -- leaves -----------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class ThreeOperands(Component):
-    """``.done`` of a MatMul: one instruction (`gemmkit.specs.accesses`)."""
+class Done(Component):
+    """``.done``: one instruction (`gemmkit.specs.accesses`)."""
 
     instruction: Any
 
     def run(self, operands: tuple) -> None:
-        a, b, c = operands
-        self.instruction.run(a, b, c)
+        self.instruction.run(*operands)
 
 
 @dataclass(frozen=True)
-class TwoOperands(Component):
-    """``.done`` of a Move."""
-
-    instruction: Any
-
-    def run(self, operands: tuple) -> None:
-        source, target = operands
-        self.instruction.run(source, target)
-
-
-@dataclass(frozen=True)
-class OneOperand(Component):
-    """``.done`` of an Init."""
-
-    instruction: Any
-
-    def run(self, operands: tuple) -> None:
-        self.instruction.run(operands[0])
-
-
-@dataclass(frozen=True)
-class MatMulBy(Component):
-    """``.done(function)`` of a MatMul: a micro-kernel, any device function of (a, b, c)."""
+class DoneBy(Component):
+    """``.done(function)``: a micro-kernel, any device function of the operands."""
 
     without_value: ClassVar[tuple[str, ...]] = ("function",)
     function: Any
 
     def run(self, operands: tuple) -> None:
-        a, b, c = operands
-        self.function(a, b, c)
-
-
-@dataclass(frozen=True)
-class MoveBy(Component):
-    """``.done(function)`` of a Move: a micro-kernel of (source, target)."""
-
-    without_value: ClassVar[tuple[str, ...]] = ("function",)
-    function: Any
-
-    def run(self, operands: tuple) -> None:
-        source, target = operands
-        self.function(source, target)
+        self.function(*operands)
 
 
 @dataclass(frozen=True)
