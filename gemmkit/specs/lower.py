@@ -769,10 +769,9 @@ def _move(schedule: Finished, step: steps.Move, rest: tuple, operands: list[Oper
     if is_shared:
         state.in_shared.append(f"{step}{' without a barrier' if step.no_sync else ''} at {step.line}")
     inner = _lower(schedule, rest, changed, level, state)
-    replaced = nodes.with_source if schedule.kind == "Move" else (nodes.with_a, nodes.with_b)[step.operand]
     synced = is_shared and not step.no_sync
     node = nodes.MovedNode(step.operand, place.operand.form, place.allocated, place.offset, is_shared, synced, how.node,
-                           inner.node, replaced)
+                           inner.node)
     said = f"{step}: {operand.form} to {place.said}{', then a barrier' if synced else ''}"
     return LoweredPart(node, (*_under(said, how), *inner.text))
 

@@ -256,7 +256,6 @@ class MovedNode(Component):
     is_synced: bool
     implementation: Any
     inner: Any
-    replaced: Any
 
     def run(self, operands: tuple) -> None:
         if self.is_shared:
@@ -266,22 +265,12 @@ class MovedNode(Component):
         self.implementation.run((operands[self.number], new))
         if self.is_synced:
             barrier()
-        self.inner.run(self.replaced(operands, new))
+        self.inner.run(with_operand(operands, self.number, new))
 
 
 @traced
-def with_a(operands: tuple, new: object) -> tuple:
-    return new, operands[1], operands[2]
-
-
-@traced
-def with_b(operands: tuple, new: object) -> tuple:
-    return operands[0], new, operands[2]
-
-
-@traced
-def with_source(operands: tuple, new: object) -> tuple:
-    return new, operands[1]
+def with_operand(operands: tuple, number: int, new: object) -> tuple:
+    return *operands[:number], new, *operands[number + 1:]
 
 
 @dataclass(frozen=True)
