@@ -396,7 +396,6 @@ def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
 
 
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
-PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
 WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, steps.WARP): nodes.warp_number,
            (steps.WARP, steps.THREAD): nodes.lane_number, (BLOCK, steps.THREAD): nodes.thread_number,
            (BLOCK, steps.WARPGROUP): nodes.warpgroup_number,
@@ -528,7 +527,7 @@ def _in_ring(schedule: Finished, forms: list[Form], operands: list[OperandForm],
     ring = Pipeline(split.stages, offset, 1, consumers * block.cluster, readers=readers, cluster=cluster)
     order = block.order if isinstance(block.order, steps.Bands) else (
         nodes.column_first if block.order == steps.COLUMN_MAJOR else nodes.row_first)
-    tree = nodes.Pipelined(nodes.TileGrid(nodes.parts_of_matmul, rows, columns, 0, 0, ()), k, ring, found[0], found[1],
+    tree = nodes.Pipelined(nodes.TileGrid(rows, columns, 0, 0, ()), k, ring, found[0], found[1],
                            place.operand.form, place.allocated, begin.node, inner.node, end.node, state.threads // 32, order,
                            nodes.same, block.cluster)
     lines = (_spec("MatMul", operands, KERNEL), f"{block}: a tile after the other for each {BLOCK}, a multiprocessor's",
@@ -614,7 +613,7 @@ def _tile(schedule: Finished, step: steps.TileStep, rest: tuple, operands: list[
     if not rest and _is_block(schedule, step, operands, level):
         return _leaf(schedule, operands, level, state)
     inner = _lower(schedule, rest, parts, step.level or level, state)
-    tiles = nodes.TileGrid(PARTS[kind], rows, columns, grid[0], grid[1], tuple(hows))
+    tiles = nodes.TileGrid(rows, columns, grid[0], grid[1], tuple(hows))
     count = "? x ?" if 0 in grid else f"{grid[0]} x {grid[1]}"
     if step.level is None:
         # An array of registers is indexed by constants, or it is none.

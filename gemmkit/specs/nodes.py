@@ -120,22 +120,12 @@ def over(extent: int, size: int) -> int:
 # The compiler runs these: a compiled function may not return a tensor that stands on registers.
 
 @traced
-def parts_of_matmul(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+def parts_of(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+    if len(operands) < 3:
+        return tuple(x.part(tiles.rows, tiles.columns, i, j, how) for x, how in zip(operands, tiles.hows))
     a, b, c = operands
     return (a.part(tiles.rows, ALL, i, 0, tiles.hows[0]), b.part(ALL, tiles.columns, 0, j, tiles.hows[1]),
             c.part(tiles.rows, tiles.columns, i, j, tiles.hows[2]))
-
-
-@traced
-def parts_of_move(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
-    source, target = operands
-    return (source.part(tiles.rows, tiles.columns, i, j, tiles.hows[0]),
-            target.part(tiles.rows, tiles.columns, i, j, tiles.hows[1]))
-
-
-@traced
-def parts_of_init(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
-    return (operands[0].part(tiles.rows, tiles.columns, i, j, tiles.hows[0]),)
 
 
 @dataclass(frozen=True)
@@ -145,7 +135,6 @@ class TileGrid(Component):
     ``hows`` say how each operand goes there (`gemmkit.specs.tensors.Tensor.part`).
     """
 
-    parts: Any
     rows: Any
     columns: Any
     m: int
@@ -175,7 +164,7 @@ class InTurn(Component):
 
 def one_tile(number: int, node: InTurn, operands: tuple) -> None:
     i, j = row_first(number, node.tiles.m, node.tiles.n)
-    node.inner.run(node.tiles.parts(node.tiles, operands, i, j))
+    node.inner.run(parts_of(node.tiles, operands, i, j))
 
 
 @dataclass(frozen=True)
@@ -195,7 +184,7 @@ class SideBySide(Component):
         else:
             rows, columns = stored_matrix(operands[2]).shape
             i, j = self.place(number, over(rows, self.tile_rows), over(columns, self.tile_columns))
-        self.inner.run(self.tiles.parts(self.tiles, operands, i, j))
+        self.inner.run(parts_of(self.tiles, operands, i, j))
 
     @property
     def is_known(self) -> bool:
