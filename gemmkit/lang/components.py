@@ -27,7 +27,7 @@ from gemmkit.lang.references import class_version, is_fixed, names_of
 from gemmkit.lang.scalars import IndexType, index, wide_index
 
 
-class ComponentType(types.Callable):
+class ComponentType(nb.OwnCallable):
     """Numba's view of a component: static fields in the type, runtime fields in the value."""
 
     def __init__(self, cls: type, fingerprint: str, places: tuple, runtime: dict[str, Any], static: dict[str, Any],
@@ -58,9 +58,6 @@ class ComponentType(types.Callable):
         if function is None:
             return None
         return MethodType(self, "__call__", function).get_call_type(context, args, kws)
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         function = self.method("__call__")
@@ -126,7 +123,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert",
 nb.kept_as(ComponentType, lambda ty: list(ty.runtime.items()))
 
 
-class MethodType(types.Callable):
+class MethodType(nb.OwnCallable):
     """A component's method; the value is the component."""
 
     def __init__(self, component: ComponentType, name: str, function: DeviceFunction):
@@ -141,9 +138,6 @@ class MethodType(types.Callable):
         args, declared = self.function.bind(args, kws, bound=1)
         result = self.function.compile((self.component, *args))
         return signature(result.signature.return_type, *args, recvr=self.component).replace(pysig=declared)
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         return self.function.compile(tuple(sig.args)).entry_point

@@ -19,8 +19,8 @@ from gemmkit.lang.deferred import at_load, load, names_later
 from gemmkit.lang.references import Owner, owner_of
 
 __all__ = [
-    "AbstractTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError", "RefType",
-    "Signature", "StateDict", "TypingContext", "TypingError", "Values", "attributes_of", "build_definitions",
+    "AbstractTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError", "OwnCallable",
+    "RefType", "Signature", "StateDict", "TypingContext", "TypingError", "Values", "attributes_of", "build_definitions",
     "call_iternext", "cgutils", "compiles_ours", "compiles_users", "compute_cfg_from_blocks", "fold_arguments",
     "global_callable", "global_compiler_lock", "inlines_calls", "ir", "iternext_impl", "join_numba", "kept_as",
     "lowering_registry", "models", "numba_ir", "operation", "register_model", "register_pass", "replace_vars",
@@ -104,6 +104,13 @@ def compiles_users() -> bool:
     """Whether the function that is being compiled is a user's."""
     stack: list = _pipelines.__dict__.get("stack", [])
     return bool(stack and stack[-1]) and owner_of(stack[-1]) is Owner.USER
+
+
+class OwnCallable(types.Callable):
+    """A type whose calls `get_call_type` infers anew: Numba lists none of their signatures."""
+
+    def get_call_signatures(self) -> Any:
+        return [], True
 
 
 def kept_as(kind: type, form: Callable[[Any], Any] | None) -> None:

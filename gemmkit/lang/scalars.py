@@ -394,7 +394,7 @@ def index_of(kind: Weak) -> IndexType:
 # --------------------------------------------------------------------------------------------------
 # Dtypes in device code: conversions.
 
-class DTypeType(types.Callable, types.Opaque):
+class DTypeType(nb.OwnCallable, types.Opaque):
     """A dtype in device code: calling it converts."""
 
     def __init__(self, target: types.Type):
@@ -405,9 +405,6 @@ class DTypeType(types.Callable, types.Opaque):
         if len(args) != 1 or kws:
             return None
         return signature(self.target, types.unliteral(args[0]))
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         return _conversion(sig)

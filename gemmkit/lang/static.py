@@ -30,14 +30,7 @@ from gemmkit.lang.scalars import WeakIntLiteral, index
 i32 = ir.IntType(32)
 
 
-def _device_type(value: Static) -> types.Type:
-    return StaticType(value)
-
-
-Static.__device_type__ = _device_type  # type: ignore[attr-defined]
-
-
-class StaticType(types.Callable):
+class StaticType(nb.OwnCallable):
     """Numba's view of a static object: all of it is in the type."""
 
     def __init__(self, value: Hashable):
@@ -47,15 +40,13 @@ class StaticType(types.Callable):
     def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         return TracedMethod(self, "__call__").get_call_type(context, args, kws) if callable(self.value) else None
 
-    def get_call_signatures(self) -> Any:
-        return [], True
-
     def get_impl_key(self, sig: Signature) -> Any:
         return TracedMethod(self, "__call__").get_impl_key(sig)
 
 
 nb.kept_as(StaticType, None)
 nb.typeof_impl.register(Static)(lambda value, c: StaticType(value))
+Static.__device_type__ = lambda value: StaticType(value)                               # type: ignore[attr-defined]
 
 
 class Split:
@@ -200,7 +191,7 @@ def traced(function: Callable[..., Any]) -> nb.Atom:
 _codes: dict[tuple, Any] = {}                                 # of traced methods, by name and arguments' types
 
 
-class TracedMethod(types.Callable):
+class TracedMethod(nb.OwnCallable):
     """A method that the compiler runs; the value is its object."""
 
     def __init__(self, owner: Any, method: str):
@@ -222,9 +213,6 @@ class TracedMethod(types.Callable):
 
     def _call(self, owner: Any, *args: Any) -> Any:
         return getattr(owner, self.method)(*args)
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         return _codes[self.method, tuple(sig.args)]           # the first is the object
