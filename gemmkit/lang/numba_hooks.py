@@ -144,7 +144,8 @@ def _register_attributes(kind: type, function: Callable[..., Any]) -> None:
 
 
 def _template(key: object, typer: Typer, python: Callable[..., Any] | None = None) -> type:
-    """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None.
+    """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None. Where there
+    is no result, ``codegen`` returns none.
 
     Numba finds the code again by the signature's argument types alone: ``codegen`` may depend on nothing else (a constant
     that it depends on must stay a literal type in the signature; keyword names are in ``sig.pysig``).
@@ -176,7 +177,8 @@ def _template(key: object, typer: Typer, python: Callable[..., Any] | None = Non
         known = implementations.get(sig.args)
         if known is None:
             def lowered(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
-                return codegen(context, builder, sig, values)
+                found = codegen(context, builder, sig, values)
+                return context.get_dummy_value() if found is None else found
 
             implementations[sig.args] = lowered
             target_context().insert_func_defn([(lowered, lowered, sig.args)])

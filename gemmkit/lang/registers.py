@@ -207,10 +207,9 @@ def _setitem(context: TypingContext, *args: types.Type) -> Any:
         return None
     ty = args[0]
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         value = c.cast(b, v[2], s.args[2], ty.value)
         b.store(value, _slot(c, b, ty, v[0], s.args[1], v[1]))
-        return c.get_dummy_value()
 
     return signature(types.none, *args), codegen
 
@@ -293,11 +292,10 @@ def _type_each(context: TypingContext, function: types.Type, values: types.Type,
     if any(sig is None for sig in inner):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         for n, (sig, ty) in enumerate(zip(inner, values.types)):
             given = (b.extract_value(v[1], n), i32(n), *v[2:])
             _call(c, b, (function, v[0], sig), given, (ty, index, *args), sig.return_type)
-        return c.get_dummy_value()
 
     return signature(types.none, function, values, *args), codegen
 

@@ -469,9 +469,8 @@ def assembly(builder: ir.IRBuilder, text: str, results: list, operands: list, *,
 def plain(text: str, convergent: bool = False) -> Any:
     """The typer of an atom without operands or result that orders memory; ``convergent`` as for `assembly`."""
     def typer(context: TypingContext) -> Any:
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             assembly(b, text, [], [], memory=True, convergent=convergent)
-            return c.get_dummy_value()
 
         return signature(types.none), codegen
 

@@ -64,10 +64,9 @@ def _type_set(context: TypingContext, view: types.Type, at: types.Type, number: 
     if not (_is_counter(view, at) and isinstance(number, types.Integer)):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, "st.relaxed.gpu.global.u32 [$0], $1;", [],
                  [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, view, at, number), codegen
 
@@ -85,9 +84,8 @@ def _type_await(context: TypingContext, view: types.Type, at: types.Type, number
     text = (f"{{ .reg .pred p; .reg .b32 x; AGAIN_${{:uid}}: ld.{order.literal_value}.gpu.global.u32 x, [$0]; "
             "setp.lo.u32 p, x, $1; @p bra AGAIN_${:uid}; }")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, text, [], [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, view, at, number, order), codegen
 
@@ -125,11 +123,10 @@ def _type_await_flag(context: TypingContext, view: types.Type, at: types.Type, v
             and all(isinstance(x, types.Integer) for x in (at, value, patience))):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         place = [coordinates_of(c, b, at, v[1], view.coordinate)]
         pointer = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), place, i8), i64)
         assembly(b, _TEXT, [], [pointer, c.cast(b, v[2], value, index), c.cast(b, v[3], patience, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, view, at, value, patience), codegen
 
@@ -182,10 +179,9 @@ def _instruction(text: str, operands: int) -> Any:
         if not is_barrier(pointer, n) or len(given) != operands or not all(isinstance(t, types.Integer) for t in given):
             return None
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             address = element_address(c, b, pointer, v[0], n, v[1])
             assembly(b, text, [], [address, *(c.cast(b, x, t, index) for x, t in zip(v[2:], given))], memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, pointer, n, *given), codegen
 
@@ -299,14 +295,13 @@ def _type_store_async(context: TypingContext, pointer: types.Type, position: typ
             f"mapa.shared::cluster.u32 barrier, ${words + 1}, ${words + 2}; "
             f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 [there], {data}, [barrier]; }}")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         given: list = []
         for i in range(values.count):
             one = b.extract_value(v[2], i)
             given += as_words(b, b.bitcast(one, ir.IntType(8 * pointer.dtype.itemsize)))
         assembly(b, text, [], [element_address(c, b, pointer, v[0], position, v[1]), *given,
                                element_address(c, b, barriers, v[3], n, v[4]), c.cast(b, v[5], rank, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, position, values, barriers, n, rank), codegen
 

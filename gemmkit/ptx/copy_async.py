@@ -69,14 +69,13 @@ def _type_copy(context: TypingContext, pointer: types.Type, base: types.Type, ah
     text = f"{{ .reg .pred p; setp.eq.u32 p, $2, 0; {copy}, p; }}"
     always = isinstance(is_there, types.BooleanLiteral) and is_there.literal_value
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         if always:
             assembly(b, copy + ";", [], ends, memory=True)
         else:
             there = v[6] if v[6].type == i1 else b.trunc(v[6], i1)
             assembly(b, text, [], [*ends, b.zext(there, i32)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, ahead, view, offset, count, is_there), codegen
 
@@ -110,10 +109,9 @@ def _type_clipped(context: TypingContext, pointer: types.Type, base: types.Type,
     if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(there, types.Integer):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         assembly(b, f"{_copy_of(nbytes)}, $2;", [], [*ends, b.mul(c.cast(b, v[6], there, index), i32(size))], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, ahead, view, offset, count, there), codegen
 
@@ -132,9 +130,8 @@ def _type_wait(context: TypingContext, pending: types.Type) -> Any:
         return None
     text = f"cp.async.wait_group {int(pending.literal_value)};"
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, text, [], [], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pending), codegen
 
@@ -149,10 +146,9 @@ def _type_arrive(context: TypingContext, pointer: types.Type, n: types.Type) -> 
     if not is_barrier(pointer, n):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [], [element_address(c, b, pointer, v[0], n, v[1])],
                  memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, n), codegen
 
@@ -171,11 +167,10 @@ def _type_prefetch(context: TypingContext, view: types.Type, position: types.Typ
     if not is_position(view, position):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         at = coordinates_of(c, b, position, v[1], view.coordinate)
         address = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), [at], i8), i64)
         assembly(b, "prefetch.global.L2 [$0];", [], [address])
-        return c.get_dummy_value()
 
     return signature(types.none, view, position), codegen
 

@@ -254,7 +254,7 @@ def _type_store_global(context: TypingContext, view: types.Type, axis: types.Typ
         if got is not None:
             raise ConfigError(refusal("an array", got, view.dtype))
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         given = cast_elements(c, b, values, v[4], view.element)
         if isinstance(view.element, RecordType):
             parts, at = words_of_records(c, b, view.element, given), 0
@@ -265,10 +265,9 @@ def _type_store_global(context: TypingContext, view: types.Type, axis: types.Typ
                     piece = pack(c, b, _word(view.element), parts[at:at + words], pointer.type.pointee)
                 b.store(piece, pointer, align=words * part_size(view.dtype))
                 at += words
-            return c.get_dummy_value()
+            return
         for at, width, pointer, unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=access_alignment(view, width))
-        return c.get_dummy_value()
 
     return signature(types.none, view, axis, base, offset, values), codegen
 
@@ -363,13 +362,12 @@ def _type_store_shared(context: TypingContext, pointer: types.Type, base: types.
     n = len(values.types)
     width, unit = _shared_pieces(pointer, n)
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = cast_elements(c, b, values, v[3], pointer.element)
         for at in range(0, n, width):
             where = shared_pointer(b, pointer, v[0], [*terms, i32(at)], unit)
             b.store(pack(c, b, pointer.element, given[at:at + width], unit), where, align=width * pointer.dtype.itemsize)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, offset, values), codegen
 
@@ -647,7 +645,7 @@ def _type_store_words(context: TypingContext, pointer: types.Type, base: types.T
     size = pointer.dtype.itemsize
     step = piece_bytes(4 * words.count, 16) // 4
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = [b.extract_value(v[3], n) for n in range(words.count)]
         unit = ir.VectorType(i32, step) if step > 1 else i32
@@ -655,7 +653,6 @@ def _type_store_words(context: TypingContext, pointer: types.Type, base: types.T
             value = pack(c, b, types.uint32, given[at:at + step], unit)
             ahead = i32(4 * at // size) if size <= 4 else i32(at // (size // 4))
             b.store(value, shared_pointer(b, pointer, v[0], [*terms, ahead], unit), align=4 * step)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, offset, words), codegen
 

@@ -106,10 +106,9 @@ def _type_warp_barrier(context: TypingContext, lanes: types.Type | None = None) 
     if lanes is None:
         return plain("bar.warp.sync 0xffffffff;", convergent=True)(context)
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         group = _of_group(b, c.cast(b, v[0], lanes, index))
         assembly(b, "bar.warp.sync $0;", [], [group], memory=True, convergent=True)
-        return c.get_dummy_value()
 
     return signature(types.none, lanes), codegen
 

@@ -63,10 +63,9 @@ def _type_acquire(context: TypingContext, table: types.Type, row: types.Type) ->
     if not _is_table(table, row):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         text = f"{{ .reg .u64 map; cvta.global.u64 map, $0; fence.proxy.tensormap::generic.acquire.sys [map], {BYTES}; }}"
         assembly(b, text, [], [_address(c, b, table, v[0], row, v[1])], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, table, row), codegen
 
@@ -186,7 +185,7 @@ def _type_load_at(map: types.Type, coordinates: types.Type, offsets: types.Type 
     text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{many} [$0], "
             f"{_box(1, rank)}, [${rank + 2}]{taps}{last};")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         to = v[3:] if moved else v[2:]
         operands = [element_address(c, b, pointer, to[0], position, to[1]), _map_address(b, map, v[0]),
                     *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, to[2], n, to[3])]
@@ -195,7 +194,6 @@ def _type_load_at(map: types.Type, coordinates: types.Type, offsets: types.Type 
         if mask:
             operands.append(b.trunc(c.cast(b, to[4], mask, index), i16))
         assembly(b, text, [], operands, memory=True)
-        return c.get_dummy_value()
 
     given = (map, coordinates, *([offsets] if moved else []), pointer, position, barriers, n, *([mask] if mask else []))
     return signature(types.none, *given), codegen
@@ -269,11 +267,10 @@ def _store_by(begin: str, end: str) -> Any:
         rank = coordinate_count(coordinates)
         text = f"{begin}.{rank}d.global.shared::cta{end}.bulk_group {_box(0, rank)}, [${rank + 1}];"
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1]),
                         element_address(c, b, pointer, v[2], position, v[3])]
             assembly(b, text, [], operands, memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, map, coordinates, pointer, position), codegen
 
@@ -312,9 +309,8 @@ def _wait(suffix: str) -> Any:
             return None
         text = f"cp.async.bulk.wait_group{suffix} {pending.literal_value};"
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             assembly(b, text, [], [], memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, pending), codegen
 
@@ -339,9 +335,8 @@ def _type_prefetch(context: TypingContext, map: types.Type) -> Any:
     if not _is_map(map):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, "prefetch.tensormap [$0];", [], [_map_address(b, map, v[0])], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, map), codegen
 

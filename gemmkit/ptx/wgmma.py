@@ -33,9 +33,8 @@ def _type_anchor(context: TypingContext, pointer: types.Type, value: types.Type)
     text = (f"{{ .reg .pred never; .reg .b32 bits; mov.b32 bits, $1; setp.eq.b32 never, bits, {NEVER:#x}; "
             "@never mbarrier.arrive.shared::cta.b64 _, [$0]; }")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, text, [], [shared_address(b, pointer, v[0], []), v[1]], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, value), codegen
 
@@ -190,9 +189,8 @@ def _set_registers(action: str) -> Any:
             return None
         text = f"setmaxnreg.{action}.sync.aligned.u32 {n.literal_value};"
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             assembly(b, text, [], [], memory=True, convergent=True)
-            return c.get_dummy_value()
 
         return signature(types.none, n), codegen
 
@@ -218,7 +216,7 @@ def _at_barrier(instruction: str) -> Any:
         if not (isinstance(number, types.Integer) and isinstance(threads, types.Integer)):
             return None
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             texts: list[str] = []
             operands: list[Any] = []
             for ty, value in zip((number, threads), v):
@@ -228,7 +226,6 @@ def _at_barrier(instruction: str) -> Any:
                     texts.append(f"${len(operands)}")
                     operands.append(c.cast(b, value, ty, index))
             assembly(b, f"{instruction} {', '.join(texts)};", [], operands, memory=True, convergent=True)
-            return c.get_dummy_value()
 
         return signature(types.none, number, threads), codegen
 

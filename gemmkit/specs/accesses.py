@@ -101,11 +101,10 @@ def _type_write(context: TypingContext, regs: types.Type, at: types.Type, extent
     if not isinstance(regs, RegistersType) or regs.value.count != 1 or len(values.types) != math.prod(wanted):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         for n, slot in enumerate(_slots(c, b, regs, at, v, wanted)):
             value = c.cast(b, b.extract_value(v[3], n), values.types[n], regs.value.dtype)
             b.store(c.make_tuple(b, regs.value, [value]), slot)
-        return c.get_dummy_value()
 
     return signature(types.none, regs, at, extents, values), codegen
 
@@ -735,10 +734,9 @@ def spec(kind: str, doc: str) -> nb.Atom:
         tensors = args[at + 1:]
         inner = signature(run.compile((ty, *tensors)).signature.return_type, ty, *tensors)
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             component = nb.cgutils.create_struct_proxy(ty)(c, b)._getvalue()
             c.get_function(DeviceFunctionType(run), inner)(b, (component, *v[at + 1:]))
-            return c.get_dummy_value()
 
         return signature(types.none, *args), codegen
 

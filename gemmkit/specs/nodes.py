@@ -46,11 +46,10 @@ def _type_repeat(context: TypingContext, count: types.Type, function: types.Type
     if inner is None:
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         for n in range(int(count.literal_value)):
             given = [c.cast(b, x, t, to) for x, t, to in zip((i32(n), *v[2:]), (index, *args), inner.args)]
             call_function(c, b, function, v[1], inner, given)
-        return c.get_dummy_value()
 
     return signature(types.none, count, function, *args), codegen
 
