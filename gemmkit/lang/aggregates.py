@@ -317,11 +317,8 @@ def _repeated(context: TypingContext, *args: types.Type) -> Any:
         raise TypeError(f"a tuple times {args[1 - at]}: its length is part of its type; multiply it by a literal")
     times, count = max(args[1 - at].literal_value, 0), len(args[at].types)
     result = types.BaseTuple.from_types(tuple(args[at].types) * times)
-
-    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(builder, result, nb.cgutils.unpack_tuple(builder, v[at], count) * times)
-
-    return signature(result, *args), codegen
+    return signature(result, *args), lambda c, builder, s, v: (
+        c.make_tuple(builder, result, nb.cgutils.unpack_tuple(builder, v[at], count) * times))
 
 
 for _op in (operator.mul, operator.imul):
@@ -534,11 +531,8 @@ def _type_fill(context: TypingContext, dtype: types.Type, count: types.Type, val
     if named is None or not isinstance(count, types.IntegerLiteral):
         return None
     result = types.UniTuple(named.target, int(count.literal_value))
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count)
-
-    return signature(result, dtype, count, value), codegen
+    return signature(result, dtype, count, value), lambda c, b, s, v: (
+        c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count))
 
 
 @atom(_type_fill)

@@ -88,11 +88,8 @@ def _register_extremum(key: Callable) -> None:
         if folded is None:
             return None
         result, code = folded
-
-        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            return code(c, builder, nb.cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v)
-
-        return signature(result, *args), codegen
+        return signature(result, *args), lambda c, builder, s, v: (
+            code(c, builder, nb.cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v))
 
 
 for _key in (max, min):

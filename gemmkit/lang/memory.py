@@ -274,11 +274,8 @@ def _type_number_of(context: TypingContext, table: types.Type, row: types.Type, 
     if not (_is_table(table, SIZES_DTYPE, 2) and isinstance(row, types.Integer)
             and isinstance(column, types.IntegerLiteral)):
         return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return _entry(c, b, table, v[0], coordinates_of(c, b, row, v[1])[0], int(column.literal_value), i32)
-
-    return signature(index, table, row, column), codegen
+    return signature(index, table, row, column), lambda c, b, s, v: (
+        _entry(c, b, table, v[0], coordinates_of(c, b, row, v[1])[0], int(column.literal_value), i32))
 
 
 @atom(_type_number_of)

@@ -604,11 +604,8 @@ def _unary(name: str) -> Callable[..., Any]:
     def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 1 or not isinstance(args[0], PairType):
             return None
-
-        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
-
-        return signature(args[0], args[0]), codegen
+        return signature(args[0], args[0]), lambda c, builder, s, v: (
+            pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v)))
 
     return typer
 

@@ -91,11 +91,8 @@ def _type_difference(context: TypingContext, a: types.Type, b: types.Type) -> An
     if a != b or not isinstance(a, types.Float):
         return None
     kind = f"f{a.bitwidth}"
-
-    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return assembly(builder, f"sub.rn.{kind} $0, $1, $2;", [v[0].type], list(v), pure=True)[0]
-
-    return signature(a, a, b), codegen
+    return signature(a, a, b), lambda ctx, builder, s, v: (
+        assembly(builder, f"sub.rn.{kind} $0, $1, $2;", [v[0].type], list(v), pure=True)[0])
 
 
 @atom(_type_difference)
@@ -283,11 +280,8 @@ def _type_saturate(context: TypingContext, dtype: types.Type, value: types.Type)
         raise TypeError(REAL.format(value))
     is_float = isinstance(given, types.Float)
     convert = _to_float if wanted.kind not in "iu" else _from_float if is_float else _from_integer
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return convert(c, b, c.cast(b, v[1], value, given), given, target, wanted)
-
-    return signature(target, dtype, value), codegen
+    return signature(target, dtype, value), lambda c, b, s, v: (
+        convert(c, b, c.cast(b, v[1], value, given), given, target, wanted))
 
 
 def _held(ty: types.Type) -> Any:

@@ -543,11 +543,8 @@ def _type_pack_narrow(context: TypingContext, values: types.Type) -> Any:
     words, rest = divmod(values.count * element_size(values.dtype), 4)
     if rest:
         return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count)))
-
-    return signature(types.UniTuple(types.uint32, words), values), codegen
+    return signature(types.UniTuple(types.uint32, words), values), lambda c, b, s, v: (
+        c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count))))
 
 
 @atom(_type_pack_narrow)
@@ -561,11 +558,8 @@ def _type_unpack_narrow(context: TypingContext, dtype: types.Type, words: types.
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     result = types.UniTuple(dtype.target, 4 * words.count // element_size(dtype.target))
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target)))
-
-    return signature(result, dtype, words), codegen
+    return signature(result, dtype, words), lambda c, b, s, v: (
+        c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target))))
 
 
 @atom(_type_unpack_narrow)

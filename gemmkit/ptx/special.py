@@ -125,11 +125,8 @@ def _type_uniform(context: TypingContext, value: types.Type) -> Any:
         return None
     function = ir.FunctionType(i32, [i32])
     text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
-
-    return signature(index, value), codegen
+    return signature(index, value), lambda c, b, s, v: (
+        b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)]))
 
 
 @atom(_type_uniform)
@@ -141,11 +138,8 @@ def uniform(value: int) -> int:
 def _type_udiv(context: TypingContext, a: types.Type, b: types.Type) -> Any:
     if not (isinstance(a, types.Integer) and isinstance(b, types.Integer)):
         return None
-
-    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return builder.udiv(c.cast(builder, v[0], a, index), c.cast(builder, v[1], b, index))
-
-    return signature(index, a, b), codegen
+    return signature(index, a, b), lambda c, builder, s, v: (
+        builder.udiv(c.cast(builder, v[0], a, index), c.cast(builder, v[1], b, index)))
 
 
 @atom(_type_udiv)
@@ -160,11 +154,8 @@ def _type_carried(context: TypingContext, value: types.Type) -> Any:
     kind, letter = ir.IntType(value.bitwidth), "r" if value.bitwidth == 32 else "l"
     function = ir.FunctionType(kind, [kind])
     text = f"mov.b{value.bitwidth} $0, $1;"
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return b.call(ir.InlineAsm(function, text, f"={letter},{letter}", side_effect=False), [v[0]])
-
-    return signature(value, value), codegen
+    return signature(value, value), lambda c, b, s, v: (
+        b.call(ir.InlineAsm(function, text, f"={letter},{letter}", side_effect=False), [v[0]]))
 
 
 @atom(_type_carried)
@@ -178,11 +169,8 @@ def _type_rolled(context: TypingContext, value: types.Type) -> Any:
     if not isinstance(value, types.Integer):
         return None
     function = ir.FunctionType(i32, [i32])
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return b.call(ir.InlineAsm(function, "mov.b32 $0, $1;", "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
-
-    return signature(index, value), codegen
+    return signature(index, value), lambda c, b, s, v: (
+        b.call(ir.InlineAsm(function, "mov.b32 $0, $1;", "=r,r", side_effect=True), [c.cast(b, v[0], value, index)]))
 
 
 @atom(_type_rolled)

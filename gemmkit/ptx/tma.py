@@ -79,11 +79,8 @@ def acquire_map(table: Any, row: int) -> None:
 def _type_map_at(context: TypingContext, table: types.Type, row: types.Type) -> Any:
     if not _is_table(table, row):
         return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return assembly(b, "cvta.global.u64 $0, $1;", [i64], [_address(c, b, table, v[0], row, v[1])], pure=True)[0]
-
-    return signature(map_address, table, row), codegen
+    return signature(map_address, table, row), lambda c, b, s, v: (
+        assembly(b, "cvta.global.u64 $0, $1;", [i64], [_address(c, b, table, v[0], row, v[1])], pure=True)[0])
 
 
 @atom(_type_map_at)

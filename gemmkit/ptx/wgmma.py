@@ -524,11 +524,8 @@ def _type_halves(context: TypingContext, words: types.Type) -> Any:
     if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     result = types.UniTuple(numba_type(F16), 2 * words.count)
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, from_registers(b, elements(b, v[0], words.count), ir.IntType(16)))
-
-    return signature(result, words), codegen
+    return signature(result, words), lambda c, b, s, v: (
+        c.make_tuple(b, result, from_registers(b, elements(b, v[0], words.count), ir.IntType(16))))
 
 
 @atom(_type_halves)

@@ -80,11 +80,8 @@ def _type_read(context: TypingContext, regs: types.Type, at: types.Type, extents
     if not isinstance(regs, RegistersType) or regs.value.count != 1:
         return None
     result = types.UniTuple(regs.value.dtype, math.prod(wanted))
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, [b.extract_value(b.load(slot), 0) for slot in _slots(c, b, regs, at, v, wanted)])
-
-    return signature(result, regs, at, extents), codegen
+    return signature(result, regs, at, extents), lambda c, b, s, v: (
+        c.make_tuple(b, result, [b.extract_value(b.load(slot), 0) for slot in _slots(c, b, regs, at, v, wanted)]))
 
 
 @atom(_type_read)
