@@ -17,7 +17,7 @@ from gemmkit.lang.host import View, access_alignment, misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.scalars import index, numba_type, wide_index
 
-i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+i1, i8, i32, i64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function "
              "captured cannot be written")
 GLOBAL, SHARED = 1, 3                                          # LLVM's numbers of the address spaces
@@ -357,8 +357,6 @@ class Members(View):
 
 # --------------------------------------------------------------------------------------------------
 # One of two arrays, chosen when the kernel runs: what is read from it is read by one instruction, whichever it is.
-
-i1, i64 = ir.IntType(1), ir.IntType(64)
 
 
 def _common(one: ViewType, other: ViewType) -> ViewType:

@@ -234,7 +234,7 @@ maximum = _of_floats("maximum", "max.f32 $0, $1, $2;", 2, np.fmax, "The larger o
 # exceeds 2**(31 + l) by less than d <= 2**l, so the quotient's error is below n / 2**31 / d < 1 / d.) m fits into 32
 # bits.
 
-i32, i64 = ir.IntType(32), ir.IntType(64)
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 def divisor_reciprocal(d: int) -> tuple[np.uint32, int]:
@@ -267,7 +267,7 @@ def divided(n: int, multiplier: int, shift: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # Conversions that clamp to what a dtype holds, and round floats to the nearest integer.
 
-f32, f64, i32, i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
+f32, f64 = ir.FloatType(), ir.DoubleType()
 REAL = "Saturate takes real numbers; it got {}"
 
 
@@ -364,7 +364,6 @@ def saturate(dtype: np.dtype, value: Any) -> Any:
 # of elements, `hadd2`, `hmul2`, `hfma2` of pairs (CUDA's names).
 
 F16 = np.dtype(np.float16)
-i16, i32 = ir.IntType(16), ir.IntType(32)
 
 
 def _half(name: str, operation: str, operands: int, pairs: bool, compute: Any, doc: str) -> Atom:

@@ -43,7 +43,7 @@ from gemmkit.lang.records import of_parts, part_of
 from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type
 from gemmkit.ptx.registers import elements, from_registers, pointer_at, to_registers
 
-i16, i32 = ir.IntType(16), ir.IntType(32)
+i8, i16, i32, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 def unit_type(size: int, itemsize: int) -> Any:
@@ -384,7 +384,6 @@ def store_shared(pointer: SharedPointer, base: int, offset: int, values: tuple) 
 # Between a load and a store with nothing in between, 16- and 8-bit elements travel as 32-bit words: merging them one by
 # one where a tile is out of range would cost two instructions an element.
 
-i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LINE = 16                              # bytes that are loaded together
 
 

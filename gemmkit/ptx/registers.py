@@ -19,7 +19,7 @@ from gemmkit.lang.memory import SHARED, SharedType, ViewType, proxy, shared_poin
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import DTypeType, assembly
 
-i32 = ir.IntType(32)
+i1, i8, i32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 
 
 def _type_shared_place(context: TypingContext, dtype: types.Type, position: types.Type) -> Any:
@@ -450,8 +450,6 @@ def as_float8(words: tuple, half: int, tables: tuple) -> tuple:
 
 # --------------------------------------------------------------------------------------------------
 # Fragments of 16- and 8-bit elements as the 32-bit registers that instructions take, and back.
-
-i1, i8, i32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 
 
 def elements(builder: ir.IRBuilder, value: ir.Value, count: int) -> list:

@@ -25,7 +25,7 @@ BYTES = 128                            # of a tensor map
 WORDS_DTYPE = np.dtype(np.int64)
 WORDS = BYTES // WORDS_DTYPE.itemsize  # columns of a table
 
-i32, i64 = ir.IntType(32), ir.IntType(64)
+i8, i16, i32, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 class MapAddressType(types.Type):
@@ -105,8 +105,6 @@ def map_at(table: Any, row: int) -> Any:
 # Device code gets a map as a kernel parameter of type `TensorMapType`. TMA wants its address, which only the assembler
 # knows: the code says ``PLACEHOLDER`` and the map's number, and `gemmkit.runtime.compile` puts the parameter's name in.
 # Or it takes one of a table (`gemmkit.ptx.tma`).
-
-i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 
 
 class TensorMapType(types.Type):

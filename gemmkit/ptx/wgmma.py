@@ -61,7 +61,7 @@ def anchor(barriers: Any, value: float) -> None:
 # * MN-major: lines run along M or N, and 8 of them are 8 steps of K. The next 8 steps of K are ``stride_bytes`` on, the next
 #   swizzle width along M or N is ``leading_bytes`` on. (Without a swizzle the two change places.)
 
-i32, i64 = ir.IntType(32), ir.IntType(64)
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FIELD = 0x3FFF
 _SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
 
@@ -274,7 +274,6 @@ def grid_launch_dependents() -> None:
 #     (sums,) = wgmma_wait(0, (sums,))                     # until no group is pending: only now the sums are there, and
 #                                                          # only now may anyone write to what the group has read
 
-i16, i32 = ir.IntType(16), ir.IntType(32)
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 S8, U8, S32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)

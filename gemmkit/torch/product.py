@@ -174,6 +174,7 @@ def _one_after_the_other(operator: Callable[..., Any], size: int, in_dims: Seque
 # What gemmkit computes of a model: tensors of a GPU, and of the CPU in the emulator; nodes of compilers' graphs.
 
 NARROW = torch.float16, torch.bfloat16
+DATA = torch.Tensor, torch.nn.Parameter
 
 
 def _emulated() -> bool:
@@ -289,7 +290,7 @@ class Differentiable:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if is_eager(args):
-            if torch.is_grad_enabled() and any(type(x) in _PLAIN and x.requires_grad for x in args):
+            if torch.is_grad_enabled() and any(type(x) in DATA and x.requires_grad for x in args):
                 return self._eager.apply(*args, *(options.get(name, default) for name, default in self._defaults.items()))
             return self._compute(*args, **options)
         if _transforms():
@@ -332,9 +333,6 @@ def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..
     return backward, setup
 
 
-_PLAIN = torch.Tensor, torch.nn.Parameter
-
-
 _transforms = torch._C._are_functorch_transforms_active
 _dispatching, _overriding = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _tracing, _profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
@@ -354,7 +352,7 @@ def is_eager(args: tuple[Any, ...]) -> bool:
     if is_looked_at() or _overridden(args):
         return False
     for x in args:
-        if type(x) in _PLAIN:
+        if type(x) in DATA:
             if not (x.is_cuda or x.is_cpu) or x.is_conj() or x.is_neg():
                 return False
         elif isinstance(x, torch.Tensor):
@@ -369,7 +367,7 @@ def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False
         return None
     is_recorded = False
     for x in tensors:
-        if type(x) not in _PLAIN:
+        if type(x) not in DATA:
             return None
         is_recorded = is_recorded or x.requires_grad
     if is_recorded and torch.is_grad_enabled():
@@ -723,9 +721,6 @@ _OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _alloca
 
 # --------------------------------------------------------------------------------------------------
 # What layers take.
-
-DATA = torch.Tensor, torch.nn.Parameter
-
 
 def casts(x: torch.Tensor) -> bool:
     return bool(torch.is_autocast_enabled(x.device.type))
