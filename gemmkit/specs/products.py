@@ -78,7 +78,7 @@ class MultiplyAdd(Instruction):
     is_half: bool
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         for name, form in zip("abc", given):
             yield from dtype_is(name, form, F16, F32)
             if count_of(form) != 1:
@@ -114,7 +114,7 @@ class MultiplyAddPairs(Instruction):
     c: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         for name, form in zip("abc", given):
             yield from dtype_is(name, form, F16)
             yield from levels_are(name, form, (2,))
@@ -195,7 +195,7 @@ class MultiplyFragments(Instruction):
     orders: tuple
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         for name, form in zip("abc", given):
             yield from levels_are(name, form, (SIDE, SIDE))
             yield from fragment_of(name, form, WMMA)
@@ -227,7 +227,7 @@ class MultiplyQuadPairs(Instruction):
                           "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         if threads.inner != QUAD_PAIR:
             yield f"{threads!r} are no quad-pairs, {QUAD_PAIR}"
         for (name, form), dtype, extents in zip(zip("abc", given), (F16, F16, F32), ((4, 1), (1, 4), (2, 4))):
