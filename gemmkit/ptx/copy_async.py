@@ -17,7 +17,7 @@ from gemmkit.lang.host import View, current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import assembly, index, plain
-from gemmkit.ptx.barriers import element_address, is_barrier, place
+from gemmkit.ptx.barriers import all_but, of_barrier, place
 from gemmkit.ptx.memory import is_position
 
 i1, i8, i32, i64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -125,35 +125,13 @@ def copy_async_clipped(pointer: Any, base: int, ahead: int, view: Any, offset: i
                         view.address + int(offset) if nbytes else None, int(count) * pointer.dtype.itemsize, nbytes)
 
 
-def _type_wait(context: TypingContext, pending: types.Type) -> Any:
-    if not isinstance(pending, types.IntegerLiteral):
-        return None
-    text = f"cp.async.wait_group {int(pending.literal_value)};"
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
-        assembly(b, text, [], [], memory=True)
-
-    return signature(types.none, pending), codegen
-
-
-@atom(_type_wait)
+@atom(all_but("cp.async.wait_group"))
 def wait_copies(pending: int) -> None:
     """Wait until all groups of this thread's copies are done but the newest ``pending`` (a constant)."""
     emulator.copies.wait(current(), int(pending))
 
 
-def _type_arrive(context: TypingContext, pointer: types.Type, n: types.Type) -> Any:
-    if not is_barrier(pointer, n):
-        return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
-        assembly(b, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [], [element_address(c, b, pointer, v[0], n, v[1])],
-                 memory=True)
-
-    return signature(types.none, pointer, n), codegen
-
-
-@atom(_type_arrive)
+@atom(of_barrier("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", 0))
 def copies_arrive(barriers: Any, n: int) -> None:
     """Have an arrival at barrier ``n`` follow when all copies that this thread has started are done."""
     thread = current()
