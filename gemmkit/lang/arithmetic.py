@@ -23,7 +23,10 @@ from gemmkit.lang.scalars import (
     WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
+    absolute,
     bfloat16,
+    extremum,
+    f16_arithmetic,
     float16,
     i1,
     i32,
@@ -32,6 +35,7 @@ from gemmkit.lang.scalars import (
     kind_of_type,
     numba_type,
     number_constant,
+    selected,
     type_of_kind,
     weak_float64,
     wide_index,
@@ -334,8 +338,6 @@ def _float_extremum(name: str, ty: types.Type, a: types.Type, b: types.Type) -> 
     compute = types.float64 if ty == weak_float64 else ty
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        from gemmkit.lang.scalars import extremum, selected
-
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
         instruction = _INSTRUCTION.get(compute)
         if instruction is not None and tuple(nb.target_arch())[:2] >= (8, 0):
@@ -439,8 +441,6 @@ def _narrow_operation(context: TypingContext, op: Callable, a: types.Type, b: ty
     native = _F16_INSTRUCTIONS.get(op) if result == float16 else None
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        from gemmkit.lang.scalars import f16_arithmetic
-
         values: list[Any] = []
         for x, t in zip(v, s.args):
             narrow_type = result if isinstance(result, NarrowFloatType) else None
@@ -555,8 +555,6 @@ def _integer_unary(op: Callable, builder: ir.IRBuilder, value: ir.Value, signed:
     if op is operator.neg:
         return negative
     if not coordinate:
-        from gemmkit.lang.scalars import absolute
-
         return absolute(builder, value)
     return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
 

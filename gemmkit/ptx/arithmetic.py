@@ -411,8 +411,6 @@ def _negative(context: Context, builder: ir.IRBuilder, kind: types.Type, values:
     if isinstance(kind, types.Float):
         return [builder.fsub(ir.Constant(v.type, -0.0), v) for v in values]
     if isinstance(kind, NarrowFloatType) and len(values) * kind.bits.width % 32 == 0:
-        from gemmkit.ptx.registers import from_registers, to_registers
-
         signs = ir.Constant(i32, 0x80008000 if kind.bits.width == 16 else 0x80808080)
         return from_registers(builder, [builder.xor(word, signs) for word in to_registers(builder, values)], kind.bits)
     inner = context.typing_context.resolve_function_type(operator.neg, (kind,), {})

@@ -40,7 +40,7 @@ from gemmkit.lang.memory import (
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import Record, part_size, scalars
 from gemmkit.lang.records import of_parts, part_of
-from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type
+from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type, index, numpy_dtype
 from gemmkit.ptx.registers import elements, from_registers, pointer_at, to_registers
 
 i8, i16, i32, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -297,8 +297,6 @@ def _type_shared(context: TypingContext, dtype: types.Type, offset: types.Type) 
     named = dtype_type(dtype)
     if named is None or not isinstance(offset, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
-
     return (signature(SharedType(numpy_dtype(named.target)), dtype, offset),
             lambda c, b, s, v: c.cast(b, v[1], offset, index))
 
@@ -312,8 +310,6 @@ def shared(dtype: np.dtype | type, offset: int) -> SharedPointer:
 def _type_repoint(context: TypingContext, pointer: types.Type, dtype: types.Type, distance: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
-
     return (signature(SharedType(numpy_dtype(dtype.target), pointer.pinned), pointer, dtype, distance),
             lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
 
@@ -473,9 +469,7 @@ def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tup
 def _type_pack_words(context: TypingContext, values: types.Type) -> Any:
     if not isinstance(values, types.UniTuple):
         return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    size = numpy_dtype(values.dtype).itemsize
+    size = element_size(values.dtype)
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given, element, width = cast_elements(c, b, values, v[0], values.dtype), values.dtype, size
@@ -505,9 +499,7 @@ def _part_word(element: RecordType) -> Any:
 def _type_unpack_words(context: TypingContext, dtype: types.Type, words: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    size = numpy_dtype(dtype.target).itemsize
+    size = element_size(dtype.target)
     per = max(1, 4 // size)
     step = max(1, size // 4)
     result = types.UniTuple(dtype.target, 4 * words.count // size)
@@ -569,8 +561,6 @@ def unpack_narrow(dtype: np.dtype, words: tuple) -> tuple:
 
 def element_size(element: types.Type) -> int:
     """Bytes of an element of device code."""
-    from gemmkit.lang.scalars import numpy_dtype
-
     return int(numpy_dtype(element).itemsize)
 
 
@@ -605,9 +595,7 @@ def interleave_words(vectors: tuple) -> tuple:
 def _type_first_elements(context: TypingContext, dtype: types.Type, word: types.Type, count: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or word != types.uint32 or not isinstance(count, types.Integer):
         return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    bits = 8 * numpy_dtype(dtype.target).itemsize
+    bits = 8 * element_size(dtype.target)
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         most, left = 32 // bits, c.cast(b, v[2], count, types.int32)

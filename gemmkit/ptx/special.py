@@ -120,16 +120,19 @@ def warp_barrier(lanes: int = 32) -> None:
     current().collective("bar.warp.sync", None, lambda given: given, size=lanes)
 
 
-def _type_uniform(context: TypingContext, value: types.Type) -> Any:
-    if not isinstance(value, types.Integer):
-        return None
-    function = ir.FunctionType(i32, [i32])
-    text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
-    return signature(index, value), lambda c, b, s, v: (
-        b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)]))
+def _kept(text: str) -> Any:
+    """The typer of an atom that makes a coordinate of one by an instruction, which stays where it is."""
+    def typer(context: TypingContext, value: types.Type) -> Any:
+        if not isinstance(value, types.Integer):
+            return None
+        function = ir.FunctionType(i32, [i32])
+        return signature(index, value), lambda c, b, s, v: (
+            b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)]))
+
+    return typer
 
 
-@atom(_type_uniform)
+@atom(_kept("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"))
 def uniform(value: int) -> int:
     """Lane 0's value in every lane of the warp: lets the assembler keep what follows from it in uniform registers."""
     return current().collective("uniform", value, lambda values: [values[0]] * len(values), sync=False)
@@ -165,15 +168,7 @@ def carried(value: int) -> int:
     return value
 
 
-def _type_rolled(context: TypingContext, value: types.Type) -> Any:
-    if not isinstance(value, types.Integer):
-        return None
-    function = ir.FunctionType(i32, [i32])
-    return signature(index, value), lambda c, b, s, v: (
-        b.call(ir.InlineAsm(function, "mov.b32 $0, $1;", "=r,r", side_effect=True), [c.cast(b, v[0], value, index)]))
-
-
-@atom(_type_rolled)
+@atom(_kept("mov.b32 $0, $1;"))
 def rolled(value: int) -> int:
     """The value, of which LLVM knows nothing: it does not unroll a loop that counts with it (``n = rolled(n + 1)``). The
     assembler still may, where it finds registers for it."""
@@ -190,7 +185,6 @@ def _type_any(context: TypingContext, condition: types.Type) -> Any:
             "selp.u32 $0, 1, 0, there; }")
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        i32 = ir.IntType(32)
         found = assembly(b, text, [i32], [b.zext(v[0], i32)], convergent=True)[0]
         return b.icmp_unsigned("!=", found, i32(0))
 
