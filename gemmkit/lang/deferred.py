@@ -30,6 +30,7 @@ from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, ModuleType, prepare_class
 from typing import Any, ClassVar
@@ -245,15 +246,12 @@ def names_later(scope: dict[str, Any]) -> None:
 
 def _imports(body: CodeType) -> Iterator[tuple[str, str, str]]:
     """The ``from`` imports in the code of a module's body, also of those that do not run: names, modules, names there."""
-    module = origin = ""
-    for one in dis.get_instructions(body):
+    module = ""
+    for one, following in pairwise(dis.get_instructions(body)):
         if one.opname == "IMPORT_NAME":
             module = one.argval
         elif one.opname == "IMPORT_FROM":
-            origin = one.argval
-        elif one.opname == "STORE_NAME" and origin:
-            yield one.argval, module, origin
-            origin = ""
+            yield following.argval, module, one.argval
 
 
 def _imported(module: str, name: str) -> Any:
@@ -395,7 +393,7 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
         if name in homes():
             scope[name] = _imported(*homes()[name])           # asked for once
             return scope[name]
-        if f"{package}.{name}" in renamed():
+        if f"{package}.{name}" in _table()["names"]:
             return by_old_name(package, name)
         try:
             return importlib.import_module(f"{package}.{name}")
@@ -418,7 +416,7 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
 
 @cache
 def _table() -> dict[str, dict[str, str]]:
-    """The table goes with gemmkit 0.2."""
+    """Modules and public names by those that they had before; the table goes with gemmkit 0.2."""
     return json.loads((Path(__file__).resolve().parents[1] / "moved.json").read_text(encoding="utf-8"))
 
 
@@ -427,15 +425,10 @@ def moved() -> dict[str, str]:
     return _table()["modules"]
 
 
-def renamed() -> dict[str, str]:
-    """The public names that changed, by their names before."""
-    return _table()["names"]
-
-
 def by_old_name(module: str, name: str) -> Any:
     """What ``module`` called ``name``, with a DeprecationWarning; AttributeError if it never did. A module whose names
     changed says ``__getattr__ = partial(by_old_name, __name__)``."""
-    now = None if name.startswith("__") else renamed().get(f"{module}.{name}")         # imports ask for __path__
+    now = None if name.startswith("__") else _table()["names"].get(f"{module}.{name}")         # imports ask for __path__
     if now is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     warnings.warn(f"{module}.{name} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 3)

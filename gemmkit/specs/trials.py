@@ -28,8 +28,6 @@ from gemmkit.runtime.launch import Launchable
 from gemmkit.specs.lower import BlockKernel, Lowered
 from gemmkit.specs.run import READ_ONLY, described, prepared
 from gemmkit.tuner.measure import (
-    FINAL_PAIRS,
-    FINALISTS,
     Buffers,
     Failed,
     Job,
@@ -43,7 +41,7 @@ from gemmkit.tuner.measure import (
     tolerance,
     written,
 )
-from gemmkit.tuner.tuner import Progress
+from gemmkit.tuner.tuner import FINAL_PAIRS, FINALISTS, Progress
 
 if TYPE_CHECKING:
     from gemmkit.specs.schedule import Finished

@@ -120,11 +120,13 @@ class Job:
 
 
 def memory_of(compiled: Any) -> Buffers:
-    """The buffers of a product (`gemmkit.plans.compiled.Compiled`). An array that a component writes may be read, too."""
+    """The buffers of a product (`gemmkit.plans.compiled.Compiled`) or a group (`gemmkit.functions.grouped.CompiledGroup`).
+    An array that a component writes may be read, too."""
     problem = compiled.problem
+    infos = getattr(compiled, "infos", None) or [(problem.a, problem.b, problem.c, compiled.out)]
     held = [x for _, x in held_by(problem.config)]
-    read = [info for info in (problem.a, problem.b, problem.c) if info is not None]
-    return Buffers([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), compiled.out])
+    read = [info for of in infos for info in of[:3] if info is not None]
+    return Buffers([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), *(of[3] for of in infos)])
 
 
 def job_of(compiled: Any, memory: Buffers, cubin: bytes) -> Job:
@@ -166,14 +168,6 @@ def contents_of(memory: Buffers, ordinal: int) -> list[bytes]:
                 raise RuntimeError(f"the CUDA driver answered {status.name} to a copy of the arrays")
             found.append(held.tobytes())
     return found
-
-
-def group_memory_of(group: Any) -> Buffers:
-    """The buffers of a group's arrays (`gemmkit.functions.grouped.CompiledGroup`)."""
-    held = [x for _, x in held_by(group.problem.config)]
-    read = [info for of in group.infos for info in of[:3] if info is not None]
-    return Buffers([*read, *(x.info for x in held)],
-                   [*(x.info for x in held if x.is_output), *(of[3] for of in group.infos)])
 
 
 def group_job_of(group: Any, memory: Buffers, cubin: bytes) -> Job:
@@ -323,7 +317,6 @@ class Measuring:
 
 DEFAULT_S = 300.0                      # that the default may take to load and to run once
 CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
-FINALISTS, FINAL_PAIRS = 3, 15         # the fastest are timed again: the first of many is the luckiest, too
 
 
 def default_result(process: Any, number: int, what: str) -> tuple[list[bytes], float]:

@@ -19,17 +19,7 @@ from gemmkit.lang.fingerprint import look_again
 from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.plans.launch import forget
 from gemmkit.programs.decorated import Program
-from gemmkit.tuner.measure import (
-    FINAL_PAIRS,
-    FINALISTS,
-    Buffers,
-    Failed,
-    Measuring,
-    contents_of,
-    default_result,
-    difference,
-    written,
-)
+from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, default_result, difference, written
 from gemmkit.tuner.subjects import SUBJECTS, Programmed, Subject, Tried, Tuned, TunedProduct
 from gemmkit.tuning import store
 
@@ -128,6 +118,7 @@ class Effort:
 
 
 EFFORTS = {"quick": Effort(16, 60.0, 5, 1000.0), "full": Effort(160, 1200.0, 9, 3000.0)}
+FINALISTS, FINAL_PAIRS = 3, 15         # the fastest are timed again: the first of many is the luckiest, too
 WORTH = 1.01                           # times as fast as the default: what a mapping has to be to be kept
 
 
