@@ -134,7 +134,7 @@ def _extent(info: ArrayInfo | None) -> tuple[int, int]:
 # and are broadcast as NumPy does. From here on a call is planned for the first matrices; each knows by its ``steps``
 # (`gemmkit.runtime.array_info.ArrayInfo`) where those of the other products lie.
 
-STACK_LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
+LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide, and products are counted in as many
 
 Layouts = Mapping[str, ArrayLayout | None]
 Infos = Mapping[str, ArrayInfo | None]
@@ -159,9 +159,9 @@ def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
     except ValueError:
         raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: {stacks['a']} and {stacks['b']} cannot be "
                          "broadcast together") from None
-    if math.prod(stack) > STACK_LIMIT:
+    if math.prod(stack) > LIMIT:
         raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: a stack of {math.prod(stack)} products is over "
-                         f"the limit of {STACK_LIMIT}")
+                         f"the limit of {LIMIT}")
     shape = (*stack, "M" if M is None else M, "N" if N is None else N)
     c, out = infos.get("c"), infos.get("out")
     if c is not None and (not broadcasts(stacks["c"], stack) or _misfits(c, layouts["c"], M, N)):
@@ -335,7 +335,6 @@ def _row(info: ArrayInfo) -> ArrayInfo:
 
 HOST = -1
 F32 = np.dtype(np.float32)
-LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
 PLAIN = "gemm_shape", "dtype", "precision", "mapping"          # keywords that are no fields of a configuration

@@ -20,8 +20,8 @@ import torch
 
 from gemmkit.functions.attention import check_rules
 from gemmkit.torch.attention import CAUSAL, attention
+from gemmkit.torch.product import NARROW
 
-_DTYPES = torch.float16, torch.bfloat16
 _WARM = 2                              # calls of a step before it is captured
 
 
@@ -70,7 +70,7 @@ class KVCache:
     def __init__(self, *, layers: int, batch: int, heads: int, head_size: int, capacity: int, value_size: int | None = None,
                  page: int | None = None, pages: int | None = None, dtype: torch.dtype = torch.bfloat16,
                  device: Any = None):
-        if dtype not in _DTYPES:
+        if dtype not in NARROW:
             raise TypeError(f"dtype={dtype}: torch.float16 or torch.bfloat16 is needed")
         value_size = head_size if value_size is None else value_size
         given = dict(layers=layers, batch=batch, heads=heads, head_size=head_size, capacity=capacity, value_size=value_size,

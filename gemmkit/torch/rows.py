@@ -37,6 +37,7 @@ from gemmkit.torch.product import (
     define,
     derived,
     is_looked_at,
+    keep,
     records,
     result_shape,
 )
@@ -480,15 +481,9 @@ def _allocate_gated(gate: torch.Tensor, up: torch.Tensor, *, activation: str) ->
     return gate.new_empty(gate.shape)
 
 
-def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-                 output: object) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.activation = keyword_only_inputs["activation"]
-
-
 def _backward_gated(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> Any:
     compute = GATED_BACKWARD if _is_recorded() else _compute_gated_backward
-    return compute(grad, *ctx.saved_tensors, activation=ctx.activation)
+    return compute(grad, *ctx.saved_tensors, **ctx.options)
 
 
 def _compute_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *, activation: str) -> tuple[Any, Any]:
@@ -512,7 +507,7 @@ def _first_of_gated(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *,
 
 
 _GATED = operator("gated", "(Tensor gate, Tensor up, *, str activation) -> Tensor", _compute_gated, _allocate_gated,
-                  _backward_gated, _keep_inputs, of_rows=False)
+                  _backward_gated, keep, of_rows=False)
 GATED_BACKWARD = operator("gated_backward", "(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)",
                            _compute_gated_backward, _allocate_gated_backward, *derived(_first_of_gated), of_rows=False)
 
@@ -546,14 +541,14 @@ def _allocate_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, activati
 def _backward_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Of a call that kept no products (by ``torch.ops``, or within ``torch.func``): they are computed a second time."""
     x, w, v = ctx.saved_tensors
-    of_gate, of_up = GATED_BACKWARD(grad, matmul(x, w), matmul(x, v), activation=ctx.activation)
+    of_gate, of_up = GATED_BACKWARD(grad, matmul(x, w), matmul(x, v), **ctx.options)
     of_x, of_w, of_v = ctx.needs_input_grad[:3]
     return (matmul(of_gate, w.mT) + matmul(of_up, v.mT) if of_x else None,
             matmul(x.mT, of_gate) if of_w else None, matmul(x.mT, of_up) if of_v else None)
 
 
 _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Tensor", _compute_glu, _allocate_glu,
-                _backward_glu, _keep_inputs)
+                _backward_glu, keep)
 
 
 # -- of layers with packed weights: two matrices of words, and one launch -------------------------------------------------
@@ -580,12 +575,6 @@ def _allocate_quantised_glu(x: torch.Tensor, words: torch.Tensor, *rest: object,
     return x.new_empty((*x.shape[:-1], words.shape[1]))
 
 
-def _keep_quantised_glu(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...],
-                        keyword_only_inputs: dict[str, Any], output: object) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.options = dict(keyword_only_inputs)
-
-
 def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Of a call that kept no products: they are computed a second time. Words have no gradient."""
     x, *tensors = ctx.saved_tensors
@@ -598,4 +587,4 @@ def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torc
 
 _QUANTISED_GLU = operator("quantised_glu", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor up_words, "
                           "Tensor up_scales, Tensor? up_zeros, *, int bits, int group, str activation) -> Tensor",
-                          _compute_quantised_glu, _allocate_quantised_glu, _backward_quantised_glu, _keep_quantised_glu)
+                          _compute_quantised_glu, _allocate_quantised_glu, _backward_quantised_glu, keep)

@@ -780,7 +780,7 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     check_stream_k(values.get("kernel", "warp_specialised" if is_wgmma else "singlestage"), values.get("splits"))
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)
-    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
+    values.setdefault("global_d_layout", (ColMajor if a_layout.vector_axis == 0 else RowMajor)(accumulator))
     values["global_d_layout"] = result_layout(values["global_b_layout"], values.get("epilogue"), values["global_d_layout"])
     values.setdefault("global_c_layout", Zero(accumulator))
     made: tuple[Config | None, int | None] = (None, None)
@@ -797,7 +797,3 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     config = config or Config(**values)
     config.check_device(device, needed)
     return config
-
-
-def _plain_like(layout: ArrayLayout, dtype: np.dtype) -> ArrayLayout:
-    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)

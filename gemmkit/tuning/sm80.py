@@ -380,21 +380,19 @@ def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
         values.setdefault(f"shared_{operator.combed}_layout", Boxed(order(operator.dtype), RUN))
     if not isinstance(operator, Algebra) and isinstance(operator, FPUOp):
         for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
-            if _is_mn_major(values, name, axis, fragment.dtype):
-                values.setdefault(f"shared_{name}_layout", _padded_mn_major(axis, fragment.dtype))
+            if _is_copied(values, name, fragment.dtype) and values[f"global_{name}_layout"].contiguous_axis == 1 - axis:
+                # To lie across. Lanes write 32 bytes along K by as many lines as are left of a warp's 128 (or of a
+                # half-warp's, where a lane has 16 bytes).
+                values.setdefault(f"shared_{name}_layout", Padded((ColMajor, RowMajor)[axis](fragment.dtype), 4))
     if isinstance(operator, Algebra):
         for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             layout = values[f"global_{name}_layout"]
             axis = preferred if isinstance(units(operator), FPUOp) else layout.vector_axis
-            numbers = axis is not None and _padded_numbers(axis, fragment.dtype, _along_k(name, axis))
+            numbers = axis is not None and _padded_numbers(axis, fragment.dtype, axis == (name == "a"))
             if (numbers and layout.is_separable and layout.dtype == fragment.dtype
                     and operator.refuses(name, numbers) is None and f"shared_{name}_layout" not in values):
                 values[f"shared_{name}_layout"] = numbers
     simt.fill_shared(values, operator, operator.fragment_c.dtype)
-
-
-def _along_k(name: str, axis: int) -> bool:
-    return axis == (1 if name == "a" else 0)
 
 
 def _padded_numbers(axis: int, dtype: np.dtype, along_k: bool) -> Any:
@@ -412,16 +410,6 @@ def _is_copied(values: dict[str, Any], name: str, dtype: np.dtype) -> bool:
     transform = values.get(f"transform_global_to_shared_{name}")
     return (layout.is_separable and layout.dtype == dtype and dtype.itemsize in SIZES
             and (transform is None or transform.is_identity))
-
-
-def _is_mn_major(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
-    """Whether an operand is copied element by element, to lie across."""
-    return _is_copied(values, name, dtype) and values[f"global_{name}_layout"].contiguous_axis == 1 - axis
-
-
-def _padded_mn_major(axis: int, dtype: np.dtype) -> Padded:
-    """Lanes write 32 bytes along K by as many lines as are left of a warp's (or of 16 bytes a lane, a half-warp's) 128."""
-    return Padded((ColMajor, RowMajor)[axis](dtype), 4)
 
 
 def _fill_moves(values: dict[str, Any]) -> None:
