@@ -157,6 +157,8 @@ LIBRARIES = (
          is_work("", peer="cuDNN")),
     Line("the same in any order, against FlashAttention 2", "attention_backward", "by PyTorch, in any order",
          is_work("", peer="FlashAttention 2")),
+    Line("the same in any order, against FlashAttention 4", "attention_backward", "by PyTorch, in any order",
+         is_work("", peer="FlashAttention 4")),
     Line("gradients of attention with ALiBi, soft caps, windows, shared heads, against FlexAttention", "attention_backward",
          "by FlexAttention"),
     Line("the same in any order, against FlexAttention", "attention_backward", "by FlexAttention, in any order"),

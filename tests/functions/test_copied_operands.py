@@ -67,6 +67,21 @@ def test_rows_of_any_length(machine: Any, order: str, dtype: Any, rng: np.random
 
 
 @on_machines
+@pytest.mark.parametrize("order", ORDERS)
+def test_float32_as_tf32(machine: Any, order: str, rng: np.random.Generator, cheap_copies: Any) -> None:
+    """Operands that lie across K are turned, whether their rows begin between multiples of 16 bytes or not."""
+    for M, N, K in ((33, 47, 65), (40, 64, 128)):
+        a, b = whole(rng, (2, M, K), F32), whole(rng, (2, K, N), F32)
+        wanted = np.matmul(a.astype(F64), b.astype(F64))
+        x, y = machine.array(in_order(a, order[0])), machine.array(in_order(b, order[1]))
+        with machine.session():
+            run = gk.plan(x, y, precision="tf32")
+            for _ in range(2):
+                assert np.array_equal(machine.numpy(run(x, y)).astype(F64), wanted)
+            assert set(run._compiled.copies) == {1 + n for n in (0, 1) if K % 4 or order[n] != "nt"[n]}
+
+
+@on_machines
 def test_epilogues_and_c(machine: Any, rng: np.random.Generator, cheap_copies: Any) -> None:
     """Arrays of components and C stand behind other addresses than the copies'."""
     a, b, c, bias = (whole(rng, shape, F16) for shape in ((35, 77), (77, 51), (35, 51), (51,)))
