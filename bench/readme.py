@@ -182,6 +182,7 @@ LIBRARIES = (
     Line("schedules and `matmul`, small f16 to f32", "specs", "small"),
     Line("specs: an MLP, LSTM cells, layer norms and attention, against PyTorch and cuDNN", "specs", "fused_specs"),
     Line("training in torch.compile, against `nn.Linear`", "training", "training"),
+    Line("the loss of a head of 128,256 words, against `torch.compile`", "training", "head"),
     Line("decoder layers by the backend of torch.compile, against Inductor", "compiled", "layer"),
     Line("MLPs by the backend of torch.compile, against Inductor", "compiled", "mlp"),
     Line("models after `accelerate`, in graphs or compiled, against PyTorch's best", "models", "models",
