@@ -178,7 +178,8 @@ class KVCache:
             with torch.no_grad():
                 writes = [(held[layer][None].transpose(1, 2), 2, step.places, x.reshape(1, -1, *x.shape[2:]).transpose(1, 2))
                           for held, x in zip((self.keys, self.values), rows)]
-                if not (all(_are_rows(*write) for write in writes) and _are_written(*writes)):
+                is_apart = step.counts is None         # what nobody counts goes to one row, all of it
+                if not (is_apart and all(_are_rows(*write) for write in writes) and _are_written(*writes)):
                     for held, *write in writes:
                         held.index_copy_(*write)
 
