@@ -102,6 +102,13 @@ def barrier() -> None:
     current().barrier()
 
 
+@atom(plain("trap;"))
+def trap() -> None:
+    """End the kernel with an error, which the stream's next synchronisation raises: an argument in memory is wrong. (In the
+    emulator an IndexError at once.)"""
+    raise IndexError("the kernel traps: a number that it has read is no place of an array")
+
+
 def _type_warp_barrier(context: TypingContext, lanes: types.Type | None = None) -> Any:
     if lanes is None:
         return plain("bar.warp.sync 0xffffffff;", convergent=True)(context)

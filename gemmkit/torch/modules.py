@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree
 
 from gemmkit.torch.attention import register_attention, turning
+from gemmkit.torch.cache import storing
 from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, Unadded, added, columns_of_joined, of_16_bits, summed
 from gemmkit.torch.product import DATA, NARROW, casts, is_eager, is_here, records, takes
@@ -429,7 +430,7 @@ class FastQKV(Replaced):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         own_forward = self._gemmkit_base.forward
         try:
-            found = (turning(own_forward) or own_forward)(self, *args, **keywords)
+            found = storing(turning(own_forward) or own_forward, self, args, keywords)
         finally:
             joined.held = None
         if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all
