@@ -22,7 +22,7 @@ import numpy as np
 from gemmkit import components
 from gemmkit import programs as gp
 from gemmkit.components import arrays_of, check_held
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
 from gemmkit.lang.checks import FLOAT32_MAX, check_flag, finite_number
 from gemmkit.lang.errors import ConfigError

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from gemmkit import shapes
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.config import check_fields, names_keywords
 from gemmkit.lang.checks import check_dtype

@@ -18,7 +18,7 @@ import numpy as np
 from gemmkit import components
 from gemmkit import programs as gp
 from gemmkit.components import freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.functions.attention import scores, stacks_of
 from gemmkit.functions.rows import frozen_rows
 from gemmkit.kernels.masks import Mask, OfLengths, PlainScores, Score, seen_from_keys
@@ -144,7 +144,7 @@ class NormGradients:
             Launch(self.adding, puts(self.adding, {"sums": 1, "of_gamma": 2, "of_beta": 3})),)
         return Launch(self.launchable, first, behind=behind)
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [array for name, array in arrays.items() if name not in READ]
@@ -183,7 +183,7 @@ def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, 
     Raises ConfigError if sums of so many columns fit no block (from 28,000 for both on Hopper).
 
     >>> x, grad, gamma = np.float32([[1, 3]]), np.float32([[1, 0]]), np.ones(2, np.float32)
-    >>> from gemmkit.emulator.mode import emulate
+    >>> from gemmkit.emulator import emulate
     >>> of_gamma = np.empty(2, np.float32)
     >>> with emulate():
     ...     dx = norm_gradients_of(grad, x, gamma, 0.0, False, of_gamma)

@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.config import Config, Keywords, given, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor

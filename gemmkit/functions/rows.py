@@ -23,7 +23,7 @@ import numpy as np
 
 from gemmkit import components
 from gemmkit.components import Array, Component, Scalar, arrays_of, check_held, freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.collectives.lanes import power
 from gemmkit.kernels.rows import (
     Row,
@@ -345,7 +345,7 @@ class RowsLaunch:
                                      x.device, team.shared_bytes, team.blocks, max(1, RESIDENT // team.block),
                                      self.spec.starts_early)
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
         return [arrays[1]]

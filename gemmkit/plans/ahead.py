@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import arrays_of, field_values, freeze
-from gemmkit.emulator.mode import ExecutionTarget, computed_by
+from gemmkit.emulator import ExecutionTarget, computed_by
 from gemmkit.kernels.config import Config, device_given, products_given, sizes_given
 from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import look_again

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gemmkit.components import ALONGSIDE, MIRRORED, CapturedArray, Component, arrays_of, check_held, field_values
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
 from gemmkit.lang.checks import check_dtype, check_methods, dtype_given

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.collectives.pipeline import CLUSTER as PER_CLUSTER
 from gemmkit.kernels.collectives.pipeline import THREAD as PER_THREAD
 from gemmkit.kernels.collectives.pipeline import Pipeline
@@ -165,7 +165,7 @@ class BlockKernel:
 
 
 class Emulated(NamedTuple):
-    """A call on NumPy arrays (`gemmkit.emulator.mode`)."""
+    """A call on NumPy arrays (`gemmkit.emulator`)."""
 
     kernel: BlockKernel
     infos: Sequence[ArrayInfo]

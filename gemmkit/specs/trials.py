@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import ComponentError
-from gemmkit.emulator.mode import ExecutionTarget, current_mode
+from gemmkit.emulator import ExecutionTarget, current_mode
 from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import Array, look_again
 from gemmkit.runtime import device

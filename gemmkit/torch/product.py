@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from gemmkit import layouts
 from gemmkit.blas import CONJUGATE
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.functions.matmul import Door, matmul
 from gemmkit.layouts import matrices
 

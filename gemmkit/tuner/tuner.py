@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.config import Keywords, names_keywords
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.mode import takes_small_mappings
+from gemmkit.emulator import takes_small_mappings
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, at_once
 from gemmkit.kernels.collectives.split_k import StreamK
