@@ -122,7 +122,7 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
          mask: int | None, offsets: Sequence[int] = ()) -> None:
     """A box to `offset` of shared memory of the thread's block, or of those of its cluster in `mask`; the bytes are given to
     the mbarrier at `barrier` of each. `offsets` are those of im2col mode."""
-    coordinates = _checked(thread, tensor_map, coordinates)
+    coordinates = checked(thread, tensor_map, coordinates)
     window = tensor_map.spec.window
     if len(offsets) != (0 if window is None else len(window.lower)):
         raise fault(thread, f"{len(offsets)} offsets are given for {tensor_map!r}; im2col mode takes one for each spatial "
@@ -187,7 +187,7 @@ class Stores:
     def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int,
               adds: bool = False) -> None:
         """A box from `offset` of shared memory; what is out of the tensor is left out. What `adds` is of float32."""
-        coordinates = _checked(thread, tensor_map, coordinates)
+        coordinates = checked(thread, tensor_map, coordinates)
         if min(coordinates) < 0:
             raise fault(thread, f"a store to {coordinates} of {tensor_map!r}: coordinates of a store must not be negative")
         if adds and tensor_map.spec.dtype != np.float32:
@@ -248,7 +248,8 @@ def stores(thread: Thread) -> Stores:
     return thread.stores
 
 
-def _checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tuple[int, ...]:
+def checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tuple[int, ...]:
+    """The coordinates of a box, as numbers; a fault where TMA would take none there."""
     if not isinstance(tensor_map, EmulatedTensorMap):
         raise TypeError(f"map is {tensor_map!r}; in the emulator it is made by EmulatedTensorMap.of")
     if len(coordinates) != tensor_map.spec.rank:
