@@ -174,6 +174,11 @@ class StagedTile(PanelTile):
             to = self.begin_of(slot.stage) + panel * self.held * self.line
             tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), pointer, to, ring.full(), slot.stage)
 
+    def bring(self, tensor_map: Any, place: tuple) -> None:
+        """Have the same block come into the L2 alone: nothing is read, so that the kernel before may still write it."""
+        for panel in range(self.panels):
+            tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), shared(self.dtype, self.offset), 0, None, 0)
+
     def load_pages(self, tensor_map: Any, place: tuple, table: Any, line: int, first: int, end: int, ring: Any,
                    slot: Any) -> None:
         """The same of rows from ``first`` on that lie in pages, which a ``line`` of the table names. Zeros of pages from the

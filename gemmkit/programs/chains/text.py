@@ -603,17 +603,23 @@ class ChainPrinter:
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
         producer = ProducerRole(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
         producer.tiles()
+        is_plain = self.chain.splits > 1 and cluster.is_single and not (read or asked or self.choice.ordered)
+        ahead, early = lines_ahead(producer.lines, max(self.choice.stages.values())) if is_plain else [], list(EARLY)
+        if ahead:
+            early[1:1] = ["if thread_index() == 0:", f"    bring({', '.join(takes_blocks)})"]
+            ahead = ["", "", f"def bring({', '.join(takes_blocks)}):",
+                     '    """0. The first blocks come into the L2, while the kernel before may still run."""', *ahead]
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
                 *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds, *columns.rings)),
-                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not self.choice.ordered),
+                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in early if not self.choice.ordered),
                 "    if group == 0:", "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
                 *adder.called(*taken), *columns.called(), "    else:",
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
-                "", "", *self.tile_functions(consumer),
+                *ahead, "", "", *self.tile_functions(consumer),
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
@@ -741,6 +747,28 @@ class ChainPrinter:
         if self.choice.staggered:
             lines += ["", "", *staggered(self.chain, self.choice)]
         return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
+
+
+_LOAD = re.compile(r"( +)(\w+_tile)\.load\((\w+), (\(.*\)), ring_\w+, at_\w+\)")
+_SET = re.compile(r" +[\w, ]+ = .*")
+
+
+def lines_ahead(lines: list[str], stages: int) -> list[str]:
+    """A producer's lines as those that bring the blocks of its first ``stages`` rounds into the L2; none where it does
+    anything but to load blocks in turn."""
+    found: list[str] = []
+    for line in lines:
+        margin, text = line[:len(line) - len(line.lstrip())], line.strip()
+        load = _LOAD.fullmatch(line)
+        if load is not None:
+            found.append(f"{load[1]}{load[2]}.bring({load[3]}, {load[4]})")
+        elif text.startswith("while ") and "tiles(sizes)" not in text:
+            found += [f"{margin}left = {stages}", f"{margin}{text[:-1]} and left > 0:", f"{margin}    left -= 1"]
+        elif not text.startswith(("ring_", "at_")):
+            if not (_SET.fullmatch(line) or text.startswith("while ")):
+                return []
+            found.append(line)
+    return found
 
 
 def scalar_lines(consumer: Consumer) -> list[str]:
