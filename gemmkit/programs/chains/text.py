@@ -28,7 +28,7 @@ from gemmkit.programs.chains.chain import (
     dots,
 )
 from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
-from gemmkit.programs.chains.merging import LENGTH
+from gemmkit.programs.chains.merging import LENGTH, lines_ahead
 from gemmkit.programs.chains.schedule import (
     Anchor,
     ChainOrder,
@@ -747,28 +747,6 @@ class ChainPrinter:
         if self.choice.staggered:
             lines += ["", "", *staggered(self.chain, self.choice)]
         return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
-
-
-_LOAD = re.compile(r"( +)(\w+_tile)\.load\((\w+), (\(.*\)), ring_\w+, at_\w+\)")
-_SET = re.compile(r" +[\w, ]+ = .*")
-
-
-def lines_ahead(lines: list[str], stages: int) -> list[str]:
-    """A producer's lines as those that bring the blocks of its first ``stages`` rounds into the L2; none where it does
-    anything but to load blocks in turn."""
-    found: list[str] = []
-    for line in lines:
-        margin, text = line[:len(line) - len(line.lstrip())], line.strip()
-        load = _LOAD.fullmatch(line)
-        if load is not None:
-            found.append(f"{load[1]}{load[2]}.bring({load[3]}, {load[4]})")
-        elif text.startswith("while ") and "tiles(sizes)" not in text:
-            found += [f"{margin}left = {stages}", f"{margin}{text[:-1]} and left > 0:", f"{margin}    left -= 1"]
-        elif not text.startswith(("ring_", "at_")):
-            if not (_SET.fullmatch(line) or text.startswith("while ")):
-                return []
-            found.append(line)
-    return found
 
 
 def scalar_lines(consumer: Consumer) -> list[str]:
