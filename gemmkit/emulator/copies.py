@@ -118,11 +118,16 @@ def places(tensor_map: EmulatedTensorMap, offset: int) -> np.ndarray:
     return _places(offset % 1024 if spec.swizzle else 0, spec.box_bytes // CHUNK, spec.swizzle)
 
 
+def bring(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> None:
+    """A box into the L2: its place is checked, nothing is read, and nothing waits for it."""
+    _checked(thread, tensor_map, coordinates)
+
+
 def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int, barrier: int,
          mask: int | None, offsets: Sequence[int] = ()) -> None:
     """A box to `offset` of shared memory of the thread's block, or of those of its cluster in `mask`; the bytes are given to
     the mbarrier at `barrier` of each. `offsets` are those of im2col mode."""
-    coordinates = checked(thread, tensor_map, coordinates)
+    coordinates = _checked(thread, tensor_map, coordinates)
     window = tensor_map.spec.window
     if len(offsets) != (0 if window is None else len(window.lower)):
         raise fault(thread, f"{len(offsets)} offsets are given for {tensor_map!r}; im2col mode takes one for each spatial "
@@ -187,7 +192,7 @@ class Stores:
     def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int,
               adds: bool = False) -> None:
         """A box from `offset` of shared memory; what is out of the tensor is left out. What `adds` is of float32."""
-        coordinates = checked(thread, tensor_map, coordinates)
+        coordinates = _checked(thread, tensor_map, coordinates)
         if min(coordinates) < 0:
             raise fault(thread, f"a store to {coordinates} of {tensor_map!r}: coordinates of a store must not be negative")
         if adds and tensor_map.spec.dtype != np.float32:
@@ -248,8 +253,7 @@ def stores(thread: Thread) -> Stores:
     return thread.stores
 
 
-def checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tuple[int, ...]:
-    """The coordinates of a box, as numbers; a fault where TMA would take none there."""
+def _checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(tensor_map, EmulatedTensorMap):
         raise TypeError(f"map is {tensor_map!r}; in the emulator it is made by EmulatedTensorMap.of")
     if len(coordinates) != tensor_map.spec.rank:

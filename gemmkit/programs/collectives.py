@@ -167,7 +167,7 @@ class StagedTile(PanelTile):
         return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), self.size * self.line)
 
     def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
-        """Have TMA bring the block at a place (column, row, which matrix of stacks, the last first); zeros behind the end."""
+        """Have TMA bring the block at a place (column, row, which of stacks, the last first); zeros where the array ends."""
         pointer = shared(self.dtype, self.offset)
         for panel in range(self.panels):
             to = self.begin_of(slot.stage) + panel * self.held * self.line

@@ -223,7 +223,7 @@ def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers
     ``barriers`` the box comes into the L2 alone, and nothing is read: the kernel before may still write it.
     """
     if barriers is None:
-        emulator.copies.checked(current(), map, coordinates)
+        emulator.copies.bring(current(), map, coordinates)
         return
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
@@ -240,7 +240,7 @@ def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int
                        mask: int) -> None:
     """`tma_load` into every block of the cluster whose bit in ``mask`` is set, at the same place and for its own barrier."""
     if barriers is None:
-        emulator.copies.checked(current(), map, coordinates)
+        emulator.copies.bring(current(), map, coordinates)
         return
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
