@@ -118,7 +118,7 @@ def places(tensor_map: EmulatedTensorMap, offset: int) -> np.ndarray:
     return _places(offset % 1024 if spec.swizzle else 0, spec.box_bytes // CHUNK, spec.swizzle)
 
 
-def bring(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> None:
+def bring(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int]) -> None:
     """A box into the L2: its place is checked, nothing is read, and nothing waits for it."""
     _checked(thread, tensor_map, coordinates)
 

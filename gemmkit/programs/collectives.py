@@ -173,7 +173,7 @@ class StagedTile(PanelTile):
             to = self.begin_of(slot.stage) + panel * self.held * self.line
             tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), pointer, to, ring.full(), slot.stage)
 
-    def bring(self, tensor_map: Any, place: tuple) -> None:
+    def bring(self, tensor_map: object, place: tuple) -> None:
         """Have the same block come into the L2 alone: nothing is read, so that the kernel before may still write it."""
         for panel in range(self.panels):
             tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), shared(self.dtype, 0), 0, None, 0)
