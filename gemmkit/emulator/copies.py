@@ -118,11 +118,6 @@ def places(tensor_map: EmulatedTensorMap, offset: int) -> np.ndarray:
     return _places(offset % 1024 if spec.swizzle else 0, spec.box_bytes // CHUNK, spec.swizzle)
 
 
-def bring(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int]) -> None:
-    """A box into the L2: its place is checked, nothing is read, and nothing waits for it."""
-    _checked(thread, tensor_map, coordinates)
-
-
 def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int, barrier: int,
          mask: int | None, offsets: Sequence[int] = ()) -> None:
     """A box to `offset` of shared memory of the thread's block, or of those of its cluster in `mask`; the bytes are given to

@@ -167,16 +167,12 @@ class StagedTile(PanelTile):
         return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), self.size * self.line)
 
     def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
-        """Have TMA bring the block at a place (column, row, which of stacks, the last first); zeros where the array ends."""
+        """Have TMA bring the block that begins at a place (column, row, which matrix of stacks, the last stack first); zeros
+        where the array has ended."""
         pointer = shared(self.dtype, self.offset)
         for panel in range(self.panels):
             to = self.begin_of(slot.stage) + panel * self.held * self.line
             tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), pointer, to, ring.full(), slot.stage)
-
-    def bring(self, tensor_map: object, place: tuple) -> None:
-        """Have the same block come into the L2 alone: nothing is read, so that the kernel before may still write it."""
-        for panel in range(self.panels):
-            tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), shared(self.dtype, 0), 0, None, 0)
 
     def load_pages(self, tensor_map: Any, place: tuple, table: Any, line: int, first: int, end: int, ring: Any,
                    slot: Any) -> None:

@@ -179,11 +179,10 @@ def _box(first: int, rank: int) -> str:
 def _type_load_at(map: types.Type, coordinates: types.Type, offsets: types.Type | None, pointer: types.Type,
                   position: types.Type, barriers: types.Type, n: types.Type, mask: types.Type | None) -> Any:
     """Of all loads: with ``offsets`` in im2col mode, with a ``mask`` into several blocks."""
-    into_l2 = barriers == types.none
-    if not _is_copy(map, coordinates, pointer, position) or not (into_l2 or is_barrier(barriers, n)):
+    if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
         return None
     rank, moved = coordinate_count(coordinates), 0 if offsets is None else coordinate_count(offsets)
-    if offsets is not None and (into_l2 or not (3 <= rank <= 5 and moved == rank - 2)):
+    if offsets is not None and not (3 <= rank <= 5 and moved == rank - 2):
         return None
     mode, taps = (".im2col", ", {" + ", ".join(f"${rank + 3 + n}" for n in range(moved)) + "}") if moved else ("", "")
     many, last = (".multicast::cluster", f", ${rank + moved + 3}") if mask else ("", "")
@@ -191,10 +190,6 @@ def _type_load_at(map: types.Type, coordinates: types.Type, offsets: types.Type 
             f"{_box(1, rank)}, [${rank + 2}]{taps}{last};")
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        if into_l2:
-            assembly(b, f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global {_box(0, rank)};", [],
-                     [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1])], memory=True)
-            return c.get_dummy_value()
         to = v[3:] if moved else v[2:]
         operands = [element_address(c, b, pointer, to[0], position, to[1]), _map_address(b, map, v[0]),
                     *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, to[2], n, to[3])]
@@ -219,12 +214,8 @@ def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers
     """Copy the box at ``coordinates`` (1 to 5 numbers, the fastest dimension first) to element ``position`` of ``pointer``.
 
     The bytes of the whole box are given to barrier ``n`` of ``barriers``; elements out of the tensor are zeros. The first
-    coordinate is a multiple of 16 bytes (or the instruction is illegal); coordinates may be negative. With None for
-    ``barriers`` the box comes into the L2 alone, and nothing is read: the kernel before may still write it.
+    coordinate is a multiple of 16 bytes (or the instruction is illegal); coordinates may be negative.
     """
-    if barriers is None:
-        emulator.copies.bring(current(), map, coordinates)
-        return
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
 
@@ -239,9 +230,6 @@ def _type_multicast(context: TypingContext, map: types.Type, coordinates: types.
 def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int,
                        mask: int) -> None:
     """`tma_load` into every block of the cluster whose bit in ``mask`` is set, at the same place and for its own barrier."""
-    if barriers is None:
-        emulator.copies.bring(current(), map, coordinates)
-        return
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
 

@@ -64,12 +64,11 @@ def dump(out: Any, data: Any, words: int) -> None:
 
 
 def round_trip_2d(source: Any, target: Any, out: Any, nbytes: int, x: int, y: int, tx: int, ty: int) -> None:
-    """A box from (x, y) to shared memory, by way of the L2, which is shown in ``out``, and from there to (tx, ty)."""
+    """A box from (x, y) to shared memory, which is shown in ``out``, and from there to (tx, ty)."""
     data, full = shared(U32, 1024), shared(U64, BARRIERS)
     tma_prefetch(source)
     begin(1)
     if thread_index() == 0:
-        tma_load(source, (x, y), data, 0, None, 0)
         mbarrier_expect(full, 0, nbytes)
         tma_load(source, (x, y), data, 0, full, 0)
     mbarrier_wait(full, 0, 0)
@@ -214,11 +213,10 @@ def test_the_map_is_a_parameter_and_nothing_is_copied() -> None:
     found = instructions(ptx)
     load = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
     assert found[load] == found["cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"] == 1
-    assert found["cp.async.bulk.prefetch.tensor.2d.L2.global"] == 1
     assembled = assemble(ptx)
     assert assembled.usage.stack_bytes == assembled.usage.spill_stores == 0
     sass = instruction_counts(disassemble(assembled.cubin))
-    assert sass["UTMALDG"] == sass["UTMASTG"] == sass["UTMAPF"] == 1
+    assert sass["UTMALDG"] == sass["UTMASTG"] == 1
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------
@@ -403,13 +401,8 @@ def test_a_load_from_between_chunks() -> None:
         if thread_index() == 0:
             tma_load(source, (1, 0), shared(U32, 0), 0, shared(U64, BARRIERS), 0)
 
-    def into_the_l2(source: Any) -> None:
-        if thread_index() == 0:
-            tma_load(source, (1, 0), shared(U32, 0), 0, None, 0)
-
-    for one in (kernel, into_the_l2):
-        with pytest.raises(errors.ProtocolError, match="multiple of 16 bytes"):
-            emulated(one, source(), shared=SHARED)
+    with pytest.raises(errors.ProtocolError, match="multiple of 16 bytes"):
+        emulated(kernel, source(), shared=SHARED)
 
 
 def ring(source: Any, out: Any, early: bool) -> None:

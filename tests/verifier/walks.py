@@ -638,10 +638,6 @@ class Walk:
         if what == "find":             # which rows a thread copies
             expect(args[0] == Name(self.block_of(name).array), f"{name} looks up rows of {args[0]}")
             return Found(name, args[2])
-        if what == "bring":            # into the L2: no stage is filled, and nothing is read
-            expect(self.thread == 0 and args[0] == Name(f"map_{name.removesuffix('_tile')}"), f"{name} is brought by thread {self.thread} from {args[0]}")
-            expect(len(args[1]) == 2 + tile.stacks, f"{name} is brought from {args[1]}")
-            return None
         if what == "load_pages":       # the stacks' last coordinate is the line of the table, in place of a page
             source, (column, *own), table, line, first, _, ring, at = args
             place, rank = (column, first, *own, line), []

@@ -61,9 +61,9 @@ class Route(Component):
     def prefetch(self, tensor_map: EmulatedTensorMap) -> None:
         """Fetch the tensor map: there is none."""
 
-    def start(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, barrier: SharedPointer | None, slot: Slot,
+    def start(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, barrier: SharedPointer, slot: Slot,
               at: KTile) -> None:
-        """Start TMA's copies of a stage, which a barrier counts (None: into the L2 alone): none."""
+        """Start TMA's copies of a stage: none."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from gemmkit.kernels.collectives.pipeline import (
     SharedMemory,
     Warpgroups,
 )
-from gemmkit.kernels.collectives.scheduler import ALONE, UNSPLIT, Cluster, Persistent, TileScheduler
+from gemmkit.kernels.collectives.scheduler import Cluster, Persistent, TileScheduler
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.sm90.cross_lane import Fragments
 from gemmkit.kernels.sm90.dequantised import DequantisingMainloop, QuantisedTma, quantised_tile
@@ -260,7 +260,6 @@ def _validate_d(config: Config) -> None:
 
 PINGPONG = "pingpong"
 WARP_ROWS, FRAGMENT_ROWS = 16, 64      # of a fragment that a warp holds, and of a fragment
-NARROW = 64                            # rows or columns of a tile that may be all there are
 ALIGNMENT = 64                         # bytes that may be left out between parts of shared memory
 
 
@@ -327,15 +326,6 @@ class Sm90Spec(Spec):
     def warpgroups(self) -> Warpgroups:
         table = self.producer.squeezed_registers if self.is_squeezed else self.producer.registers
         return Warpgroups(self.producers, self.consumers, *table.get((self.producers, self.consumers), (0, 0)))
-
-    @cached_property
-    def brings_ahead(self) -> bool:
-        """Whether a narrow tile's operand comes into the L2 before the kernel before has ended (`kernel.bring_ahead`): TMA
-        alone moves both, and where tiles lie is known without a look at arrays."""
-        return (type(self.producer) is TmaProducer and min(self.block.size.M, self.block.size.N) <= NARROW
-                and all(type(x.route) in (Tma, JoinedTma, InterleavedTma) for x in (self.a, self.b))
-                and not self.mainloop.copies_scales and self.condition.is_always and not self.scheduler.order.gates
-                and self.scheduler.stack == ALONE and self.scheduler.reduction == UNSPLIT)
 
     @cached_property
     def sums(self) -> int:

@@ -24,7 +24,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import SharedPointer, View
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, fence_async_global, mbarrier_fence_init
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import barrier, rolled, thread_index, udiv, uniform
+from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 
@@ -321,22 +321,6 @@ def start_copies(spec: Sm90Spec, inputs: Inputs, barrier: SharedPointer, slot: S
     spec.b.route.start(spec, spec.b, inputs.b.map, barrier, slot, at)
 
 
-def bring_ahead(spec: Sm90Spec, map_a: EmulatedTensorMap, map_b: EmulatedTensorMap, rank: int, shape: StackShape) -> None:
-    """Bring the first stages of a block's first tile into the L2, while the kernel before may still run (which may write
-    them: nothing is read). Of few rows or columns alone: there D is one row of tiles, and all time is that of the other
-    operand, of which each element is read once."""
-    at, n = spec.scheduler.begin(), thread_index() * 0
-    if at < spec.scheduler.end(shape):
-        work = spec.scheduler.work(spec, spec.scheduler.tile_of(at), rank, shape)
-        while n < min(spec.stages, work.k_tiles):
-            place = KTile(work.m, work.n, work.k_begin + n * spec.block.size.K, work.batch, rank, shape)
-            if shape.N <= spec.block.size.N:
-                spec.a.route.start(spec, spec.a, map_a, None, Slot(n, n), place)
-            elif shape.M <= spec.block.size.M:
-                spec.b.route.start(spec, spec.b, map_b, None, Slot(n, n), place)
-            n = rolled(n + 1)
-
-
 def acquire(spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile) -> None:
     """Wait until the stage is empty; a team's first thread starts the copies of an operand that TMA moves."""
     spec.pipeline.acquire(slot)
@@ -420,8 +404,6 @@ def warp_specialised(spec: Sm90Spec, a: View, b: View, c: View, d: View, shape: 
     else:
         cluster_barrier()
     grid_launch_dependents()
-    if spec.brings_ahead and thread_index() == 0:
-        bring_ahead(spec, map_a, map_b, rank, shape)
     grid_wait()
 
     if group < spec.producers:

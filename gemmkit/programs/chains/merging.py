@@ -16,7 +16,6 @@ it is tried: a round's cells for drawn operands, merged in either grouping, agai
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, replace
@@ -533,28 +532,6 @@ def _merged(chain: Chain, merge: Merge, share: Index, parts: dict[str, ArrayInfo
         needed |= set(walked([c.out for c in cells if c.after in needed or c.inside in needed]))
     cells = [c for c in cells if c.after in needed or c.inside in needed]
     return [Loop("sequential", (share,), carried=cells, line=chain.line), *stores]
-
-
-_LOAD = re.compile(r"( +)(\w+_tile)\.load\((\w+), (\(.*\)), ring_\w+, at_\w+\)")
-_SET = re.compile(r" +[\w, ]+ = .*")
-
-
-def lines_ahead(lines: list[str], stages: int) -> list[str]:
-    """A producer's lines as those that bring the blocks of its first ``stages`` rounds into the L2, which a share's block
-    does while the kernel before still runs: shares take few microseconds. None where it does anything but load in turn."""
-    found: list[str] = []
-    for line in lines:
-        margin, text = line[:len(line) - len(line.lstrip())], line.strip()
-        load = _LOAD.fullmatch(line)
-        if load is not None:
-            found.append(f"{load[1]}{load[2]}.bring({load[3]}, {load[4]})")
-        elif text.startswith("while ") and "tiles(sizes)" not in text:
-            found += [f"{margin}left = {stages}", f"{margin}{text[:-1]} and left > 0:", f"{margin}    left -= 1"]
-        elif not text.startswith(("ring_", "at_")):
-            if not (_SET.fullmatch(line) or text.startswith("while ")):
-                return []
-            found.append(line)
-    return found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from gemmkit.programs.chains.chain import (
     dots,
 )
 from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
-from gemmkit.programs.chains.merging import LENGTH, lines_ahead
+from gemmkit.programs.chains.merging import LENGTH
 from gemmkit.programs.chains.schedule import (
     Anchor,
     ChainOrder,
@@ -603,23 +603,17 @@ class ChainPrinter:
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
         producer = ProducerRole(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
         producer.tiles()
-        is_plain = self.chain.splits > 1 and cluster.is_single and not (read or asked or self.choice.ordered)
-        ahead, early = lines_ahead(producer.lines, max(self.choice.stages.values())) if is_plain else [], list(EARLY)
-        if ahead:
-            early[1:1] = ["if thread_index() == 0:", f"    bring({', '.join(takes_blocks)})"]
-            ahead = ["", "", f"def bring({', '.join(takes_blocks)}):",
-                     '    """0. The first blocks come into the L2, while the kernel before may still run."""', *ahead]
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
                 *(f"        ring_{name}.initialise()" for name in (*(ring.name for ring in rings), *adds, *columns.rings)),
-                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in early if not self.choice.ordered),
+                "        mbarrier_fence_init()", f"    {met}", *(f"    {line}" for line in EARLY if not self.choice.ordered),
                 "    if group == 0:", "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})",
                 *adder.called(*taken), *columns.called(), "    else:",
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
-                *ahead, "", "", *self.tile_functions(consumer),
+                "", "", *self.tile_functions(consumer),
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator import copies
 from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
 from gemmkit.kernels.sm90.mainloop import AlternatingMainloop
@@ -61,24 +60,6 @@ def test_few_rows_or_columns(machine: Any, few: int, lines: int, rng: np.random.
         for operand, extent in ((spec.a, m), (spec.b, n)):
             assert operand.route.copy.lines == (lines if extent == few else 64)
             assert operand.route.copy.lines + operand.route.copy.missing == 64
-
-
-@pytest.mark.parametrize(("m", "n"), [(136, 5), (5, 72), (136, 72), (5, 5)])
-def test_what_is_read_once_comes_into_the_l2(m: int, n: int, rng: np.random.Generator,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the kernel before has ended: each block's first stages, of A where D is one column of tiles, of B where it is
-    one row; of no product else. They are copied afterwards as ever."""
-    seen: dict[str, list[Any]] = {"bring": [], "load": []}
-    for name in seen:
-        def noted(thread: Any, tensor_map: Any, at: Any, *more: Any, name: str = name, own: Any = getattr(copies, name)) -> None:
-            seen[name].append((tensor_map.address, *map(int, at)))
-            own(thread, tensor_map, at, *more)
-
-        monkeypatch.setattr(copies, name, noted)
-    check(MACHINES["emulator"], mapping("one", WGMMAOp(64), b=ColMajor, stages=2), rng, m, n, 200)
-    tiles = 0 if m > 64 < n else -(-max(m, n) // 64)
-    assert len(seen["bring"]) == len({*seen["bring"]}) == 2 * tiles and {*seen["bring"]} < {*seen["load"]}
-    assert len({first for first, *_ in seen["bring"]}) == min(tiles, 1)
 
 
 @pytest.mark.kin(5)
