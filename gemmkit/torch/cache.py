@@ -559,7 +559,7 @@ class Within(Component):
 
     count: Scalar
 
-    def __call__(self, place: Any) -> Any:
+    def __call__(self, place: int) -> Any:
         if place < 0 or place >= self.count:
             trap()
         return np.float32(1)
@@ -579,7 +579,8 @@ class _Storing(TorchFunctionMode):
 
     waits: tuple[Any, ...] | None = None
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         if function is torch.Tensor.index_copy_ and not kwargs and _are_rows(*args):
             first, self.waits = self.waits, None if self.waits else args
             if first is None:
@@ -597,13 +598,16 @@ class _Storing(TorchFunctionMode):
         if waits:
             waits[0].index_copy_(*waits[1:])
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self.release()
 
 
-def _are_rows(held: Any, dim: Any = None, at: Any = None, x: Any = None) -> bool:
+def _are_rows(held: torch.Tensor, dim: object = None, *rest: torch.Tensor) -> bool:
     """Whether ``held.index_copy_(dim, at, x)`` puts rows (batch, heads, rows, head size) to places that lie apart."""
+    if len(rest) != 2:
+        return False
+    at, x = rest
     given = held, at, x
     return (all(type(t) is torch.Tensor and t.device == held.device for t in given) and held.dim() == x.dim() == 4
             and dim in (2, -2) and x.dtype == held.dtype and x.dtype in NARROW and at.dtype == torch.int64 and at.dim() == 1
@@ -628,7 +632,7 @@ def _are_written(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
 _SEEN = torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__
 
 
-def _is_view(function: Any, args: Any) -> bool:
+def _is_view(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether a function looks at a tensor, or takes a view of it, and reads nothing."""
     if function is not torch.Tensor.__getitem__:
         return function in _SEEN
@@ -639,12 +643,11 @@ def _is_view(function: Any, args: Any) -> bool:
 class Written:
     """A cache of keys and values whose ``update`` writes both by one launch, if it can be. All else is the cache's own."""
 
-    def __init__(self, cache: Any):
+    def __init__(self, cache: object):
         self.__dict__["_cache"] = cache
 
-    @property
-    def __class__(self) -> Any:                        # transformers asks of what class it is
-        return type(self._cache)
+    #: transformers asks of what class it is.
+    __class__ = property(lambda self: type(self._cache))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_cache"], name)
@@ -661,15 +664,15 @@ class Written:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._cache)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return self._cache[key]
 
-    def update(self, *args: Any, **keywords: Any) -> Any:
+    def update(self, *args: object, **keywords: object) -> Any:
         with _Storing():
             return self._cache.update(*args, **keywords)
 
 
-def storing(forward: Callable[..., Any], module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def storing(forward: Callable[..., Any], module: object, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What attention's ``forward`` returns, whose cache is `Written` meanwhile."""
     cache = keywords.get("past_key_values")
     if cache is None or isinstance(cache, KVCache) or not hasattr(cache, "update"):
