@@ -449,7 +449,7 @@ def quickly(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: s
         if rule is None:
             key.append(None)
             continue
-        rule = ScoreFunction(rule) if type(rule) is FunctionType else rule
+        rule = ScoreFunction(rule) if rule is score and type(rule) is FunctionType else rule
         if not isinstance(rule, (Mask, Score)):
             return None
         components.seen(rule, key, held)
@@ -613,8 +613,9 @@ def mask_given(mask: Any) -> Mask:
     if mask is None:
         return EVERYTHING
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask is a {type(mask).__name__}; a gemmkit.masks.Mask is needed, such as Causal(); for an array "
-                        "of truth values write one with visible(m, n)")
+        what = f"the class {mask.__name__}" if isinstance(mask, type) else f"a {type(mask).__name__}"
+        raise TypeError(f"mask is {what}; a gemmkit.masks.Mask is needed, such as Causal(); for a function or an array of "
+                        "truth values write a class of one with visible(self, m, n)")
     _ = mask.arities                                                    # refuses other numbers of arguments
     return mask
 

@@ -108,6 +108,8 @@ def _written(name: str) -> FunctionType:
 
 
 def _why_not(f: Any) -> str:
+    if isinstance(f, str):
+        return "a name is not a function; pass the function, such as gemmkit.epilogues.activations.gelu"
     if not callable(f):
         return f"{type(f).__name__} is not a function"
     module, name = getattr(f, "__module__", None) or "", getattr(f, "__name__", None)

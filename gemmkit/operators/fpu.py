@@ -69,6 +69,23 @@ class FPUOp(Operator):
                              f"NB={self.NB} are needed")
         if self.K < 1:
             raise ValueError(f"{type(self).__name__}(K={self.K}): 1 or more is needed")
+        if not self.is_ordinary:
+            self._check_edge()
+
+    def _check_edge(self) -> None:
+        """Raise ValueError if elements beyond both operands' edges would change sums, as far as Python can tell."""
+        try:
+            with np.errstate(all="ignore"):
+                start, edge = self.accumulator.type(self.start), self.dtype.type(self.identity)
+                product = self.multiply(edge, self.b_dtype.type(self.identity))
+                found = self.combine(start, product)
+                is_kept = found is None or bool(found == start)
+        except Exception:                              # device code that Python cannot run; whatever a user's method raises
+            return
+        if not is_kept:
+            raise ValueError(f"{type(self).__name__}: beyond the edge of K elements count as identity={self.identity}; "
+                             f"multiply makes {product} of two of them, and combine(start={self.start}, {product}) is {found} "
+                             "and must be start; give another identity, or test for it in multiply")
 
     # -- the arithmetic -------------------------------------------------------------------------------------------
 

@@ -239,7 +239,9 @@ def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None,
     before = shape[:max(0, len(shape) - own)]
     if stack is None:
         if before:
-            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimensions")
+            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimension"
+                             f"{'s' if own > 1 else ''}" + (f", so give it the shape {shape[-own:]}"
+                                                           if own and math.prod(before) == 1 else ""))
         return
     if not broadcasts(before, stack):
         raise ValueError(f"{name} has shape {shape}: {before} cannot be broadcast to the stack of products, {stack}")
@@ -414,12 +416,24 @@ class Call:
         return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
+#: What other libraries' keywords are called here.
+_INSTEAD = {
+    **dict.fromkeys(("alpha", "beta"), "gemmkit.blas.gemmEx(transa, transb, alpha, a, b, beta, c)"),
+    **dict.fromkeys(("activation", "act"), "epilogue=gemmkit.epilogues.GELU()"),
+    **dict.fromkeys(("transa", "trans_a", "transpose_a"), "a.T for a"),
+    **dict.fromkeys(("transb", "trans_b", "transpose_b"), "b.T for b"),
+    "bias": "epilogue=gemmkit.epilogues.Bias(bias)", "out_dtype": "dtype", "config": "conf"}
+
+
 def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul") -> dict[str, Any]:
     """Those that are given, each of its kind; ``what`` is the function that got them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
-        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}; it takes out, stream, "
-                        + ", ".join(KEYWORDS))
+        from difflib import get_close_matches
+
+        instead = {name: _INSTEAD.get(name) or "".join(get_close_matches(name, KEYWORDS, 1)) for name in sorted(unknown)}
+        said = ", ".join(f"{name} (write {other})" if other else name for name, other in instead.items())
+        raise TypeError(f"{what}() got unknown keywords {said}; it takes out, stream, " + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):
         if not isinstance(keywords[name], Transform):

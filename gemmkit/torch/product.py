@@ -85,7 +85,7 @@ def form_of_layout(layout: Any, name: str) -> str:
     if kind is layouts.Symmetric:
         return f"symmetric {layout.half}"
     raise TypeError(f"{name}: {layout!r} has no form known to gemmkit.torch; plain matrices, Diagonal, Triangular and "
-                    "Symmetric have")
+                    "Symmetric have (gemmkit.torch.glu records a gated unit)")
 
 
 def matrix_of(x: torch.Tensor, form: str) -> Any:

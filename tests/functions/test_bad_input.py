@@ -239,6 +239,9 @@ def test_a_tile_that_is_no_multiple_of_its_parts(fields: dict[str, Any], says: t
 def test_unknown_and_misplaced_keywords() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(TypeError, a, b, epilog=epilogues.Default(), says=("unknown keywords epilog", "it takes out, stream", "epilogue"))
+    refused(TypeError, a, b, bias=b[0], alpha=2.0, says=("bias (write epilogue=gemmkit.epilogues.Bias(bias))", "gemmEx(transa"))
+    refused(TypeError, a, b, dtype="f16", says=("dtype='f16'", "'f2' is float16"))
+    refused(ValueError, a, b, epilogue=epilogues.Bias(ones(1, 5)), says=("bias of Bias has shape (1, 5)", "the shape (5,)"))
     with gk.emulate(), pytest.raises(TypeError, match="stream must be a CUDA stream"):
         gk.matmul(a, b, stream="default")
     refused(TypeError, a, b, transform_regs_to_shared_d=abs,
