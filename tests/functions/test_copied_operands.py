@@ -82,6 +82,18 @@ def test_float32_as_tf32(machine: Any, order: str, rng: np.random.Generator, che
 
 
 @on_machines
+@pytest.mark.parametrize(("M", "N", "K"), [(33, 1, 65), (1, 33, 65), (33, 24, 1), (1, 1, 9)])
+def test_lines_of_one_element(machine: Any, M: int, N: int, K: int, rng: np.random.Generator, cheap_copies: Any) -> None:
+    """A copy of one column has no neighbours in memory: its rows are 16 bytes apart."""
+    a, b = whole(rng, (M, 2 * K), F16), whole(rng, (2 * K, 2 * N), F16)
+    x, y = machine.array(a)[:, ::2], machine.array(b)[::2, ::2]
+    with machine.session():
+        run = gk.plan(x, y)
+        assert run._compiled.copies
+        assert np.array_equal(machine.numpy(run(x, y)).astype(F64), a[:, ::2].astype(F64) @ b[::2, ::2].astype(F64))
+
+
+@on_machines
 def test_epilogues_and_c(machine: Any, rng: np.random.Generator, cheap_copies: Any) -> None:
     """Arrays of components and C stand behind other addresses than the copies'."""
     a, b, c, bias = (whole(rng, shape, F16) for shape in ((35, 77), (77, 51), (35, 51), (51,)))
