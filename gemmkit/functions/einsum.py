@@ -752,6 +752,7 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos
         raise ValueError(f"optimize={optimize!r}: its path contracts "
                          f"{path} at a time; every step must contract two operands")
     left, arrays = list(terms), list(operands)
+    whole = dtype or _result_type(infos)           # a pair's own type may hold less: bool times bool is no count
     for step, pair in enumerate(path):
         first, second = sorted(pair)
         here, there = left[first], left[second]
@@ -761,12 +762,26 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos
         is_last = step == len(path) - 1
         needed = set(result).union(*left)
         kept = result if is_last else "".join(x for x in dict.fromkeys(here + there) if x in needed)
-        held = (dtype if out is None else None) if is_last else _held(*arguments, operator, dtype)
+        held = _held(*arguments, operator, whole)
+        if is_last:                                # operands that were widened do not widen the result
+            own = dtype or getattr(epilogue, "result_dtype", None) or (whole if held is not None else None)
+            held = own if out is None else None
         made = einsum(f"{here},{there}->{kept}", *arguments, out=out if is_last else None, operator=operator,
                       epilogue=epilogue if is_last else None, precision=precision, stream=stream, dtype=held)
         left.append(kept)
         arrays.append(made)
     return arrays[0]
+
+
+def _result_type(infos: Sequence[ArrayInfo]) -> np.dtype | None:
+    """NumPy's result type of all operands; None where there is none, or numbers have parts."""
+    dtypes = [info.dtype for info in infos]
+    if any(x.names is not None for x in dtypes):
+        return None
+    try:
+        return np.result_type(*dtypes)
+    except TypeError:                              # float8 with bfloat16: products of pairs decide
+        return None
 
 
 def _held(a: Any, b: Any, operator: Operator | None, dtype: np.dtype | None) -> np.dtype | None:
