@@ -79,8 +79,8 @@ class FPUOp(Operator):
             return
         if not is_kept:
             raise ValueError(f"{what}: beyond the edge of K elements count as identity={self.identity}; multiply makes "
-                             f"{product} of two of them, and combine(start={self.start}, {product}) is {found} and must be start; "
-                             "give another identity, or test for it in multiply")
+                             f"{product} of two of them, and combine(start={self.start}, {product}) is {found} and must be "
+                             "start; give another identity, or test for it in multiply")
 
     # -- the arithmetic -------------------------------------------------------------------------------------------
 
