@@ -40,7 +40,7 @@ class FPUOp(Operator):
     ``identity`` replaces elements beyond an operand's edge: multiplied by anything, it must leave the accumulator unchanged.
     ``start`` is the accumulator of an empty sum.
 
-    Raises ValueError unless MB * NB = 32, and M and N are multiples of MB and NB.
+    Raises ValueError unless MB * NB = 32, M and N are multiples of MB and NB, and two ``identity`` keep ``start``.
     """
 
     device_methods = (*Operator.device_methods, "multiply", "combine")
