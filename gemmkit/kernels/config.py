@@ -334,13 +334,10 @@ def check_fields(fields: dict[str, Any]) -> None:
             rule(value is None or isinstance(value, Observer), name, value, "an observer is needed, such as "
                  "gemmkit.epilogues.observers.OperandRowSum(sums)")
         elif name in KINDS:
-            if not isinstance(value, KINDS[name]):
-                rule(False, name, value, f"an instance of {KINDS[name].__name__} is needed" + (
-                    f" (not the class itself): {value.__name__}(...)" if isinstance(value, type) else
-                    "" if name != "epilogue" else
-                    "; wrap a function of the result's elements: epilogues.Elementwise(f)" if callable(value) else
-                    "; compose several with |: Bias(x) | GELU()" if isinstance(value, (list, tuple)) else
-                    ", such as epilogues.GELU()"))
+            rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed" + (
+                f" (not the class itself): {value.__name__}(...)" if isinstance(value, type) else "" if name != "epilogue"
+                else "; wrap a function of the result's elements: epilogues.Elementwise(f)" if callable(value) else
+                ", or several with | between them: Bias(x) | GELU()"))
         elif name.startswith("global_"):
             _check_global_layout(name, value)
         elif name.startswith("shared_"):

@@ -108,10 +108,8 @@ def _written(name: str) -> FunctionType:
 
 
 def _why_not(f: Any) -> str:
-    if isinstance(f, str):
-        return "a name is not a function; pass the function, such as gemmkit.epilogues.activations.gelu"
     if not callable(f):
-        return f"{type(f).__name__} is not a function"
+        return f"{type(f).__name__} is not a function, such as gemmkit.epilogues.activations.gelu"
     module, name = getattr(f, "__module__", None) or "", getattr(f, "__name__", None)
     if isinstance(f, np.ufunc) or module.partition(".")[0] == "numpy":
         instead = {"absolute": "abs", "maximum": "lambda x: max(x, ...)", "minimum": "lambda x: min(x, ...)"}.get(

@@ -239,9 +239,8 @@ def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None,
     before = shape[:max(0, len(shape) - own)]
     if stack is None:
         if before:
-            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimension"
-                             f"{'s' if own > 1 else ''}" + (f", so give it the shape {shape[-own:]}"
-                                                           if own and math.prod(before) == 1 else ""))
+            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimensions"
+                             + (f"; give it the shape {shape[-own:]}" if own and math.prod(before) == 1 else ""))
         return
     if not broadcasts(before, stack):
         raise ValueError(f"{name} has shape {shape}: {before} cannot be broadcast to the stack of products, {stack}")
@@ -417,22 +416,16 @@ class Call:
 
 
 #: What other libraries' keywords are called here.
-_INSTEAD = {
-    **dict.fromkeys(("alpha", "beta"), "gemmkit.blas.gemmEx(transa, transb, alpha, a, b, beta, c)"),
-    **dict.fromkeys(("activation", "act"), "epilogue=gemmkit.epilogues.GELU()"),
-    **dict.fromkeys(("transa", "trans_a", "transpose_a"), "a.T for a"),
-    **dict.fromkeys(("transb", "trans_b", "transpose_b"), "b.T for b"),
-    "bias": "epilogue=gemmkit.epilogues.Bias(bias)", "out_dtype": "dtype", "config": "conf"}
+_INSTEAD = {**dict.fromkeys(("alpha", "beta"), "gemmkit.blas.gemmEx(transa, transb, alpha, a, b, beta, c)"),
+            **{f"trans{between}{x}": f"{x}.T for {x}" for x in "ab" for between in ("", "_", "pose_")},
+            "activation": "epilogue=gemmkit.epilogues.GELU()", "bias": "epilogue=gemmkit.epilogues.Bias(bias)"}
 
 
 def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul") -> dict[str, Any]:
     """Those that are given, each of its kind; ``what`` is the function that got them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
-        from difflib import get_close_matches
-
-        instead = {name: _INSTEAD.get(name) or "".join(get_close_matches(name, KEYWORDS, 1)) for name in sorted(unknown)}
-        said = ", ".join(f"{name} (write {other})" if other else name for name, other in instead.items())
+        said = ", ".join(f"{name} (write {_INSTEAD[name]})" if name in _INSTEAD else name for name in sorted(unknown))
         raise TypeError(f"{what}() got unknown keywords {said}; it takes out, stream, " + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):

@@ -453,8 +453,7 @@ def _of_group(asked: Asked, device: DeviceInfo) -> Iterator[Asked]:
     sums = AccumulatorRule.of(asked.layouts, asked.fields, max(of[0].shape[1] for of in asked.group))
     operator = asked.fields.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
     operator = operator or operator_for(a.dtype, b.dtype, asked.sizes, device, asked.products, sums)
-    if not isinstance(operator, Operator):
-        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+    check_fields({"operator": operator})
     for mapping in _tiles_of_group(operator, asked.group, device):
         yield dataclasses.replace(asked, fields={**mapping, **asked.fields, "operator": operator})
 

@@ -146,7 +146,7 @@ WHOLE = transforms.Map(lambda x, i, j: x + i)
 RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "operator class": (dict(operator=MMAOp), ("operator=<class", "an instance of Operator", "not the class itself")),
     "epilogue class": (dict(epilogue=epilogues.GELU), ("epilogue=<class", "an instance of Epilogue", "GELU(...)")),
-    "epilogue list": (dict(epilogue=[epilogues.GELU()]), ("epilogue=[GELU()]", "compose several with |")),
+    "epilogue list": (dict(epilogue=[epilogues.GELU()]), ("epilogue=[GELU()]", "several with | between")),
     "order": (dict(order="columns"), ("order='columns'", "an instance of Order is needed")),
     "condition": (dict(condition=max), ("condition=<built-in", "an instance of Condition is needed")),
     "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage, multistage, warp_specialised")),
