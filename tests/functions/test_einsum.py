@@ -246,9 +246,13 @@ def test_chains(machine: Any, spec: str, rng: np.random.Generator) -> None:
                          ids=["counts", "bytes", "halves", "counts in bytes"])
 def test_an_intermediate_of_narrow_operands_holds_what_the_result_does(machine: Any, dtypes: str, value: int) -> None:
     arrays = [np.full(shape, x, dtype) for shape, x, dtype in zip([(3, 40), (40, 3), (3, 3)], (value, value, 1), dtypes)]
-    with machine.session():
-        d = machine.numpy(gk.einsum("ij,jk,kl->il", *(machine.array(x) for x in arrays), optimize=[(0, 1), (0, 1)]))
-    assert d.dtype == arrays[2].dtype and np.all(d == 120 * value * value)
+    for operator, expected in ((None, 120 * value * value), (gk.operators.MIN_PLUS, 2 * value + 1)):
+        with machine.session():
+            d = machine.numpy(gk.einsum("ij,jk,kl->il", *(machine.array(x) for x in arrays), operator=operator,
+                                        optimize=[(0, 1), (0, 1)]))
+        assert d.dtype == arrays[2].dtype and np.all(d == expected)
+        if dtypes[0] == "?":                               # a bool is no distance
+            break
 
 
 @pytest.mark.kin(4)
