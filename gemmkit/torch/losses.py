@@ -254,7 +254,7 @@ def _compute_entropy_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch
 _OF_ENTROPY = "int ignored, float smoothing, float z, float cap"
 _ENTROPY = operator(
     "linear_cross_entropy", f"(Tensor x, Tensor weight, Tensor labels, Tensor? bias, *, {_OF_ENTROPY}) -> Tensor",
-    lambda *args, **options: _entropy(*args, None, (False,) * 3, **options)[0],
+    lambda x, weight, labels, bias, **options: _entropy(x, weight, labels, bias, None, (False,) * 3, **options)[0],
     lambda x, *_, **options: x.new_empty(x.shape[0], dtype=wide_of(x)), _backward_entropy, keep, of_rows=False)
 _ENTROPY_SUM = operator(
     "linear_cross_entropy_sum", "(Tensor x, Tensor weight, Tensor labels, Tensor? bias, *, bool mean, bool[] wanted, "
