@@ -78,7 +78,8 @@ def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, labels: torch.Te
 
 
 @program
-def _row_losses(x: Any, labels: Any, losses: Any, columns: int, ignored: int, smoothing: float, z: float) -> None:
+def _row_losses(x: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, columns: int, ignored: int, smoothing: float,
+                z: float) -> None:
     for m in gp.parallel(x.rows):
         top = x[m].max(axis=1)
         whole = top + gp.log(gp.exp(x[m] - top).sum(axis=1))
@@ -89,8 +90,8 @@ def _row_losses(x: Any, labels: Any, losses: Any, columns: int, ignored: int, sm
 
 
 @program
-def _row_losses_and_slopes(x: Any, labels: Any, weights: Any, losses: Any, columns: int, ignored: int, smoothing: float,
-                           z: float, bend: float) -> None:
+def _row_losses_and_slopes(x: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, losses: torch.Tensor, columns: int,
+                           ignored: int, smoothing: float, z: float, bend: float) -> None:
     """Logits give way to the slopes of weights x losses. ``bend`` is 1 / cap^2 of logits that are capped, or 0."""
     for m in gp.parallel(x.rows):
         top = x[m].max(axis=1)
@@ -173,8 +174,8 @@ def _entropy_by_pytorch(x: torch.Tensor, weight: torch.Tensor, labels: torch.Ten
     return torch.where(counts, torch.where(is_there, losses, math.nan), 0.0)
 
 
-def _slopes_by_pytorch(grad: Any, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None,
-                       **options: Any) -> tuple[Any, ...]:
+def _slopes_by_pytorch(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
+                       bias: torch.Tensor | None, **options: Any) -> tuple[Any, ...]:
     """Gradients of grad x losses."""
     given = (x, weight) if bias is None else (x, weight, bias)
 
@@ -192,7 +193,7 @@ def _of_mean(labels: torch.Tensor, mean: bool, ignored: int, dtype: torch.dtype)
 
 
 def _compute_entropy_sum(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None, *,
-                         mean: bool, wanted: Sequence[bool], ignored: int, **options: Any) -> tuple[Any, ...]:
+                         mean: bool, wanted: Sequence[bool], ignored: int, **options: float) -> tuple[Any, ...]:
     """The last results are gradients, but of float16 `HALF` x those of the sum: what multiplies them comes later, and may
     be what keeps them from vanishing."""
     factor, is_half = _of_mean(labels, mean, ignored, wide_of(x)), x.dtype == torch.float16
