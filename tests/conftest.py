@@ -21,6 +21,7 @@ import pytest
 
 from tests.support.patches import (  # noqa: F401
     always_wide,
+    cheap_copies,
     clusters,
     driver_calls,
     environment,

@@ -49,6 +49,7 @@ from gemmkit.plans.problem import described, first_matrix
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv
 from gemmkit.runtime.arrays import ArrayInfo, describe, strided, whole
+from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.shapes import Step, merged, span
@@ -556,7 +557,7 @@ class TensorCopy:
         return [arrays[1]]
 
     def emulated(self, arrays: tuple[Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
-        views = [arena.view_of(frozen.arrays[0], array.view(frozen.arrays[0].dtype), name, frozen.kind.unit,
+        views = [arena.view_of(frozen.arrays[0], as_numpy(array).view(frozen.arrays[0].dtype), name, frozen.kind.unit,
                                frozen.kind.alignment, readonly=name == "x")
                  for name, array, frozen in zip("xy", arrays, self.frozen)]
         yield self.launchable, (arena.component(self.spec), *views, self.count)

@@ -12,23 +12,11 @@ import pytest
 import gemmkit as gk
 from bench.prepare import recorded
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.plans.launch import forget
 from gemmkit.runtime.device import A100, H100, assumed
-from gemmkit.tuning import choose
 from tests.support.machines import BF16, on_machines, poison, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 ORDERS = ("nn", "nt", "tn", "tt")
-
-
-@pytest.fixture
-def cheap_copies(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Copies are worth any time."""
-    monkeypatch.setattr(choose, "WORTH_COPYING", 1e9)
-    monkeypatch.setattr(choose, "SAVED", -1e18)
-    forget()
-    yield
-    forget()
 
 
 def in_order(x: np.ndarray, order: str) -> np.ndarray:

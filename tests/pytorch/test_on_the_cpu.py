@@ -122,6 +122,19 @@ def test_tensors_on_the_cpu(name: str) -> None:
         CALLS[name](tensor)
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_products_behind_copies(dtype: Any, cheap_copies: Any) -> None:
+    """Of operands whose rows TMA does not take."""
+    a, b = of(3, 33, 65, dtype=dtype), of(65, 17, dtype=dtype)
+    x, y = tensor(a), tensor(b)
+    with gk.emulate():
+        plan = gk.plan(x, y)
+        assert plan._compiled.copies
+        for found in (plan(x, y), gk.matmul(x, y)):
+            assert np.array_equal(on_host(found), gk.matmul(a, b))
+
+
 def test_a_plan_of_the_emulators_is_refused_outside_it() -> None:
     a, b = tensor(of(5, 7)), tensor(of(7, 3))
     with gk.emulate():

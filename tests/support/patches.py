@@ -200,3 +200,16 @@ def without_wgmma(monkeypatch: pytest.MonkeyPatch, own_launches: None) -> Callab
     from tests.support.attention import by_warps
 
     return lambda: by_warps(monkeypatch)
+
+
+@pytest.fixture
+def cheap_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Operands that may be copied before a product (`gemmkit.tuning.choose.in_lines`) are: copies are worth any time."""
+    from gemmkit.plans.launch import forget
+    from gemmkit.tuning import choose
+
+    monkeypatch.setattr(choose, "WORTH_COPYING", 1e9)
+    monkeypatch.setattr(choose, "SAVED", -1e18)
+    forget()
+    yield
+    forget()
