@@ -315,6 +315,10 @@ OBSERVING = "warp_specialised", "singlestage"
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
          "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
          "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}
+_DO_INSTEAD = {                                                # by the field, and whether its value is a function
+    ("epilogue", True): "; wrap a function of the result's elements: epilogues.Elementwise(f)",
+    ("epilogue", False): "; compose several with |: epilogues.Bias(bias) | epilogues.ReLU()",
+    ("operator", False): ", for example gemmkit.operators.MIN_PLUS or Semiring(add, mul, zero)"}
 KINDS = {"operator": Operator, "epilogue": Epilogue, "order": Order, "condition": Condition}
 
 
@@ -324,7 +328,8 @@ def check_fields(fields: dict[str, Any]) -> None:
         if isinstance(value, Component):
             check_methods(value, name)
         if name in TILES:
-            rule(isinstance(value, Tile), name, value, "a Tile is needed")
+            rule(isinstance(value, Tile), name, value, "a Tile is needed: Tile(" + ", ".join(
+                f"{dimension}=..." for dimension in TILES[name]) + ")")
             rule(value.names == TILES[name], name, value, f"its dimensions must be {', '.join(TILES[name])}")
         elif name in TRANSFORMS:
             rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
@@ -335,8 +340,7 @@ def check_fields(fields: dict[str, Any]) -> None:
                  "gemmkit.epilogues.observers.OperandRowSum(sums)")
         elif name in KINDS:
             rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
-                  "class itself)" + ("; wrap a function of the result's elements: epilogues.Elementwise(f)"
-                                     if name == "epilogue" and callable(value) and not isinstance(value, type) else ""))
+                  "class itself)" + ("" if isinstance(value, type) else _DO_INSTEAD.get((name, callable(value)), "")))
         elif name.startswith("global_"):
             _check_global_layout(name, value)
         elif name.startswith("shared_"):

@@ -239,7 +239,8 @@ def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None,
     before = shape[:max(0, len(shape) - own)]
     if stack is None:
         if before:
-            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimensions")
+            raise ValueError(f"{name} has shape {shape}; without a stack of products it needs {own} "
+                             f"dimension{'s' * (own > 1)}: reshape it")
         return
     if not broadcasts(before, stack):
         raise ValueError(f"{name} has shape {shape}: {before} cannot be broadcast to the stack of products, {stack}")
@@ -338,6 +339,10 @@ F32 = np.dtype(np.float32)
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
+_INSTEAD = {                                                    # words of other libraries
+    **dict.fromkeys(("bias", "activation"), "write epilogue=epilogues.Bias(bias) | epilogues.GELU()"),
+    **dict.fromkeys(("alpha", "beta"), "for alpha A B + beta C call gemmkit.blas.gemmEx"),
+    **dict.fromkeys(("trans_a", "trans_b", "transa", "transb", "transpose_a", "transpose_b"), "pass a transposed view, a.T")}
 PLAIN = "gemm_shape", "dtype", "precision", "mapping"          # keywords that are no fields of a configuration
 
 
@@ -419,7 +424,8 @@ def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul") -> dict[
     """Those that are given, each of its kind; ``what`` is the function that got them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
-        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}; it takes out, stream, "
+        hints = sorted({f"; {_INSTEAD[word]}" for word in unknown & _INSTEAD.keys()})
+        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}{''.join(hints)}; it takes out, stream, "
                         + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):
