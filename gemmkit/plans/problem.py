@@ -420,12 +420,12 @@ class Call:
         return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
-def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul") -> dict[str, Any]:
-    """Those that are given, each of its kind; ``what`` is the function that got them."""
+def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul", own: str = "out, stream") -> dict[str, Any]:
+    """Those that are given, each of its kind; ``what`` is the function that got them, ``own`` what it takes beside them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
         hints = sorted({f"; {_INSTEAD[word]}" for word in unknown & _INSTEAD.keys()})
-        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}{''.join(hints)}; it takes out, stream, "
+        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}{''.join(hints)}; it takes {own}, "
                         + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):

@@ -256,6 +256,14 @@ def test_unknown_and_misplaced_keywords() -> None:
     refused(gk.ConfigError, a, b, None, configuration(), operator=FPUOp(), says=("operator", "with conf", "get_config"))
 
 
+def test_a_gated_unit_names_its_own_keywords() -> None:
+    x, w = ones(4, 8), ones(8, 8)
+    with gk.emulate(), pytest.raises(TypeError, match="unknown keywords act; it takes activation, conf, out, stream"):
+        gk.glu(x, w, w, act=abs)
+    with gk.emulate(), pytest.raises(TypeError, match=r"activation='gelu'.*such as gemmkit.epilogues.activations.gelu"):
+        gk.glu(x, w, w, "gelu")
+
+
 def test_a_bias_of_another_length() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(ValueError, a, b, epilogue=epilogues.Bias(ones(4)), says=("bias has shape (4,)", "along='N'", "needs (5,)"))
