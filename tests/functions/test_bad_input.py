@@ -256,6 +256,13 @@ def test_unknown_and_misplaced_keywords() -> None:
     refused(gk.ConfigError, a, b, None, configuration(), operator=FPUOp(), says=("operator", "with conf", "get_config"))
 
 
+def test_an_array_where_its_element_is_meant() -> None:
+    a, captured = ones(4, 4), ones(4)
+    for f in (lambda x: x + captured, lambda x: max(x, captured)):
+        with gk.emulate(), pytest.raises(gk.ComponentError, match=r"has no device code; take an element of the array: x\[n\]"):
+            gk.matmul(a, a, epilogue=epilogues.Elementwise(f))
+
+
 def test_a_gated_unit_names_its_own_keywords() -> None:
     x, w = ones(4, 8), ones(8, 8)
     with gk.emulate(), pytest.raises(TypeError, match="unknown keywords act; it takes activation, conf, out, stream"):
