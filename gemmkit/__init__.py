@@ -24,7 +24,7 @@ __all__ = [
 if _TYPE_CHECKING:
     from gemmkit import blas, epilogues, functions, kernels, layouts, operators, programs, tiling, transforms
     from gemmkit.components import Array, Component, ComponentError, Scalar
-    from gemmkit.emulator.mode import emulate
+    from gemmkit.emulator import emulate
     from gemmkit.functions.attention import attention
     from gemmkit.functions.conv import conv
     from gemmkit.functions.einsum import einsum

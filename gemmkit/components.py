@@ -469,7 +469,7 @@ def frozen(component: Component, name: str = "value") -> Frozen:
         _kept.clear()
     arrays = [(x, KEYS.get(type(x), key_of)(x, "")) for _, x, _ in held_values(component)
               if is_array(x)] if found.arrays else []
-    _kept[id(component)] = _Kept(_reference(component), found, arrays)
+    _kept[id(component)] = _Kept(weakref.ref(component, partial(_forget, _kept, id(component))), found, arrays)
     return found
 
 
@@ -639,11 +639,6 @@ def _read_slots(component: Component) -> list[int]:
             slots.append(at)
             at += len(freeze_runtime(value, name).leaves)
     return slots
-
-
-def _reference(component: Component) -> weakref.ref[Any]:
-    """Of a component that, when it dies, is forgotten with its arrays."""
-    return weakref.ref(component, partial(_forget, _kept, id(component)))
 
 
 def _forget(known: dict[int, _Kept], at: int, of: weakref.ref[Any]) -> None:

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 import gemmkit
 from gemmkit import components as kept
 from gemmkit.components import Array, Component, field_values, frozen, further_state
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.functions.matmul import matmul
 from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config

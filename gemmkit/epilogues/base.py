@@ -354,8 +354,9 @@ class ComposedEpilogue(Epilogue):
             return
         if not isinstance(first, Epilogue) or not isinstance(second, Epilogue):
             name, part = ("second", second) if isinstance(first, Epilogue) else ("first", first)
-            do = f"write {part.__name__}(...)" if isinstance(part, type) else "wrap a function in epilogues.Elementwise"
-            raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; {do}")
+            raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; " + (
+                f"make an instance of the class: {part.__name__}(...)" if isinstance(part, type) else
+                "wrap a function in epilogues.Elementwise"))
         if first.stores_itself or second.stores_itself:
             name, part = ("first", first) if first.stores_itself else ("second", second)
             raise TypeError(f"{name}={part!r} {part.alone}")

@@ -27,11 +27,6 @@ from gemmkit.runtime.arrays import KEYS, describe, is_array, strided
 from gemmkit.tiling import Tile
 from gemmkit.transforms.base import check_of_elements, takes_coordinates
 
-__all__ = [
-
-]
-
-
 # --------------------------------------------------------------------------------------------------
 # Factors of a result, alpha and beta: numbers, numbers of several parts, and those in the GPU's memory.
 #

@@ -22,12 +22,12 @@ import numpy as np
 from gemmkit import components
 from gemmkit import programs as gp
 from gemmkit.components import arrays_of, check_held
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
-from gemmkit.lang.checks import check_flag
+from gemmkit.lang.checks import FLOAT32_MAX, check_flag, finite_number
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import KnownCall, KnownCalls
-from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
+from gemmkit.plans.problem import check_places
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import Program, program
 from gemmkit.programs.mapping import KERNELS, MULTISTAGE
@@ -449,7 +449,7 @@ def quickly(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: s
         if rule is None:
             key.append(None)
             continue
-        rule = ScoreFunction(rule) if type(rule) is FunctionType else rule
+        rule = ScoreFunction(rule) if rule is score and type(rule) is FunctionType else rule
         if not isinstance(rule, (Mask, Score)):
             return None
         components.seen(rule, key, held)
@@ -613,8 +613,9 @@ def mask_given(mask: Any) -> Mask:
     if mask is None:
         return EVERYTHING
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask is a {type(mask).__name__}; a gemmkit.masks.Mask is needed, such as Causal(); for an array "
-                        "of truth values write one with visible(m, n)")
+        what = f"the class {mask.__name__}" if isinstance(mask, type) else f"a {type(mask).__name__}"
+        raise TypeError(f"mask is {what}; a gemmkit.masks.Mask is needed, such as Causal(); for a function or an array of "
+                        "truth values write a class of one with visible(self, m, n)")
     _ = mask.arities                                                    # refuses other numbers of arguments
     return mask
 

@@ -251,7 +251,7 @@ def parameters(name: str, x: Sequence[int], w: Sequence[int], stride: Any, paddi
     if channels != depth * how.groups:
         raise ValueError(f"{name}: x has {channels} channels and w takes {depth} in each of groups={how.groups}; x needs "
                          f"{depth * how.groups}, or w {channels // how.groups} "
-                         f"(layout={layout!r}: channels are {'last' if is_last else 'axis 1'})")
+                         f"(layout={layout!r}: x is {tuple(x)}, w is {tuple(w)})")
     if filters % how.groups:
         raise ValueError(f"{name}: w has {filters} filters, which groups={how.groups} does not divide")
     how = how._replace(padding=_padding(name, padding, count, spatial, taps, how))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from gemmkit import shapes
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.config import check_fields, names_keywords
 from gemmkit.lang.checks import check_dtype
@@ -43,6 +43,7 @@ from gemmkit.plans.problem import asked_dtype, check_out, check_places, layout_o
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, merged
+from gemmkit.tuning.choose import MOST_MOVED
 from gemmkit.tuning.operators import AccumulatorRule, algebra_of, check_multiplied, new_dtype
 
 # --------------------------------------------------------------------------------------------------
@@ -593,7 +594,6 @@ MEASURED = 132                         # multiprocessors of the device that thes
 RATES = {"float16": (680.0, 390.0, 195.0), "bfloat16": (680.0, 390.0, 195.0), "float32": (50.5, 49.0, 41.0)}
 COPIED, BEGUN = 3.2e6, 4.0             # bytes that are read or written in a microsecond, and microseconds of a launch
 WORTH = 0.95                           # of the time as it is that the other way takes at most
-LARGEST = 2**32                        # bytes that a copy reads and writes at most: its places have 31 bits
 
 
 @functools.lru_cache(maxsize=4096)
@@ -625,7 +625,7 @@ def _reordering(spec: str, terms: tuple[str, str], result: str, arrays: tuple[An
         for pair in itertools.product(*ways):
             moved = [2 * math.prod(x.shape) * array[2] for x, array in zip(pair, arrays) if x.is_copy]
             time = plain + sum(count / COPIED + BEGUN for count in moved)
-            is_worth = time <= as_it_is * WORTH and max(moved, default=0) < LARGEST
+            is_worth = time <= as_it_is * WORTH and max(moved, default=0) < MOST_MOVED
             if is_worth and _is_ordinary(spec, pair, result, arrays, copies):
                 turned = sum(x.is_copy and strides[n][x.term[-1]] != 1 for n, x in enumerate(pair))
                 listed.append((time + turned, pair))
@@ -752,6 +752,7 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos
         raise ValueError(f"optimize={optimize!r}: its path contracts "
                          f"{path} at a time; every step must contract two operands")
     left, arrays = list(terms), list(operands)
+    whole = dtype or _result_type(infos)           # a pair's own type may hold less: bool times bool is no count
     for step, pair in enumerate(path):
         first, second = sorted(pair)
         here, there = left[first], left[second]
@@ -761,12 +762,26 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos
         is_last = step == len(path) - 1
         needed = set(result).union(*left)
         kept = result if is_last else "".join(x for x in dict.fromkeys(here + there) if x in needed)
-        held = (dtype if out is None else None) if is_last else _held(*arguments, operator, dtype)
+        held = _held(*arguments, operator, whole)
+        if is_last:                                # operands that were widened do not widen the result
+            own = dtype or getattr(epilogue, "result_dtype", None) or (whole if held is not None else None)
+            held = own if out is None else None
         made = einsum(f"{here},{there}->{kept}", *arguments, out=out if is_last else None, operator=operator,
                       epilogue=epilogue if is_last else None, precision=precision, stream=stream, dtype=held)
         left.append(kept)
         arrays.append(made)
     return arrays[0]
+
+
+def _result_type(infos: Sequence[ArrayInfo]) -> np.dtype | None:
+    """NumPy's result type of all operands; None where there is none, or numbers have parts."""
+    dtypes = [info.dtype for info in infos]
+    if any(x.names is not None for x in dtypes):
+        return None
+    try:
+        return np.result_type(*dtypes)
+    except TypeError:                              # float8 with bfloat16: products of pairs decide
+        return None
 
 
 def _held(a: Any, b: Any, operator: Operator | None, dtype: np.dtype | None) -> np.dtype | None:

@@ -18,7 +18,7 @@ import numpy as np
 from gemmkit import components
 from gemmkit import programs as gp
 from gemmkit.components import freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.functions.attention import scores, stacks_of
 from gemmkit.functions.rows import frozen_rows
 from gemmkit.kernels.masks import Mask, OfLengths, PlainScores, Score, seen_from_keys
@@ -35,7 +35,7 @@ from gemmkit.runtime.device import DeviceInfo, launch_stream, target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.tuning.problems import WORDS, Choice, MappingProblem, choose
 
-FLOAT32 = np.dtype(np.float32)
+F32 = np.dtype(np.float32)
 EACH = 16                              # elements of a row that a thread has of x, and of g
 WHOLE = 1024                           # threads of the largest block, which have half as many registers
 HELD = WHOLE * EACH                    # columns that a block can hold
@@ -91,7 +91,7 @@ class NormProblem(MappingProblem):
         source: RowSource = RegisterRow(held, pieces // threads) if columns <= HELD else StreamedRow()
         most = IN_REGISTERS // 2 if threads == WHOLE else IN_REGISTERS
         in_registers = columns <= HELD and held * vector * (2 + self.totals) <= most
-        spec = NormGradientsSpec(BlockTeam(mapping.warps, FLOAT32), source, vector, FLOAT32, self.centred, self.scaled,
+        spec = NormGradientsSpec(BlockTeam(mapping.warps, F32), source, vector, F32, self.centred, self.scaled,
                                  self.totals, in_registers, mapping.ahead, (x.dtype, grad.dtype), dx.dtype,
                                  device.starts_early)
         if spec.shared_bytes(columns) > device.shared_memory_per_block:
@@ -126,7 +126,7 @@ class NormGradients:
             self.adding = Launchable(add_blocks, [freeze(self.adding_spec), frozen_rows(sums), *outs,
                                                   freeze_scalar(how.blocks), freeze_scalar(columns)],
                                      ADDING * LANES, totals * -(-columns // LANES), device, x.device,
-                                     ADDING * LANES * FLOAT32.itemsize, dependent=dependent)
+                                     ADDING * LANES * F32.itemsize, dependent=dependent)
 
     def launch(self, names: tuple[str, ...]) -> Launch:
         """Of calls that bring dx, then arrays of these names, then eps."""
@@ -144,7 +144,7 @@ class NormGradients:
             Launch(self.adding, puts(self.adding, {"sums": 1, "of_gamma": 2, "of_beta": 3})),)
         return Launch(self.launchable, first, behind=behind)
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [array for name, array in arrays.items() if name not in READ]
@@ -183,7 +183,7 @@ def norm_gradients_of(grad: Any, x: Any, gamma: Any, eps: float, centred: bool, 
     Raises ConfigError if sums of so many columns fit no block (from 28,000 for both on Hopper).
 
     >>> x, grad, gamma = np.float32([[1, 3]]), np.float32([[1, 0]]), np.ones(2, np.float32)
-    >>> from gemmkit.emulator.mode import emulate
+    >>> from gemmkit.emulator import emulate
     >>> of_gamma = np.empty(2, np.float32)
     >>> with emulate():
     ...     dx = norm_gradients_of(grad, x, gamma, 0.0, False, of_gamma)
@@ -227,8 +227,8 @@ def _space(x: Any, totals: int) -> Any:
         info = describe(x, "x")
         shape = totals * NormMapping.of(*info.shape, target(info.device)).blocks, info.shape[1]
         if current_mode() is not None:
-            return empty_like(x, shape, FLOAT32)
-        allocate = _spaces.keep(key, allocator(info, shape, FLOAT32)[0])
+            return empty_like(x, shape, F32)
+        allocate = _spaces.keep(key, allocator(info, shape, F32)[0])
     return allocate()
 
 
@@ -342,7 +342,6 @@ def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope:
 # --------------------------------------------------------------------------------------------------
 # What is launched: sums of rows, the gradient of q, those of k and v.
 
-F32 = np.dtype(np.float32)
 WIDEST_OF_BOTH = 256                   # head sizes of k and v together whose gradients one launch has the registers for
 SHORT_HEAD, LONG_HEAD = 64, 128        # head sizes of k whose tiles add to dq: up to the one, or the other
 IN_ORDER, IN_ANY_ORDER = Mapping(ordered=True), Mapping(ordered=False)

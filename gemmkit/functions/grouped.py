@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmkit import programs as gp
 from gemmkit.components import check_held, freeze, uncached, with_fields
-from gemmkit.emulator.mode import current_mode, world
+from gemmkit.emulator import current_mode, world
 from gemmkit.kernels.collectives.batched import GroupScheduler, GroupShape, MatrixGroup, Member
 from gemmkit.kernels.collectives.operand import OperandArrays as ArraysOfProduct
 from gemmkit.kernels.config import Config, Keywords, names_keywords
@@ -173,7 +173,7 @@ class CompiledGroup:
         starts, _ = self.tables.starts
         return Launch(self.launchable, [Put(space.slot, 0, starts[space.role]) for space in self.spaces])
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def filled(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray]) -> list[Any]:
         return [out for *_, out in arrays[0]]

@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.config import Config, Keywords, given, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
@@ -130,7 +130,10 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         others: any of `gemmkit.kernels.config.Keywords`. None means that the keyword is not given.
 
     Returns:
-        out. The call does not copy, cast or synchronise. It records a gradient if a PyTorch tensor requires one.
+        out. The call does not cast or synchronise. It records a gradient if a PyTorch tensor requires one. On Hopper, a long
+        product of 16-bit floats first copies an operand whose rows begin elsewhere than at multiples of 16 bytes, where that
+        costs less: into the stream's workspace, which has up to twice the operand's size. `gemmkit.explain` says so, and
+        with ``conf`` nothing is copied.
 
     **Accumulators hold whatever the result's type holds**: int8 into int32 is exact, float32 into float64 adds in float64.
     Integers wrap in NumPy's result type if ``out``, ``c`` and ``dtype`` ask for no other. An epilogue receives 8- and 16-bit

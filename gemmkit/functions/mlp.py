@@ -19,7 +19,7 @@ import numpy as np
 from gemmkit import components
 from gemmkit import programs as gp
 from gemmkit.components import Component, arrays_of, check_held
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues.activations import relu
 from gemmkit.functions.attention import launch
 from gemmkit.functions.rows import matrix

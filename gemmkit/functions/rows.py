@@ -23,7 +23,7 @@ import numpy as np
 
 from gemmkit import components
 from gemmkit.components import Array, Component, Scalar, arrays_of, check_held, freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.collectives.lanes import power
 from gemmkit.kernels.rows import (
     Row,
@@ -41,12 +41,12 @@ from gemmkit.kernels.rows import (
     total,
 )
 from gemmkit.lang.aggregates import convert
-from gemmkit.lang.checks import dtype_given
+from gemmkit.lang.checks import FLOAT32_MAX, dtype_given, finite_number
 from gemmkit.lang.deferred import by_old_name
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.plans.launch import Current, KnownCall, KnownCalls, Launch, Put, Start, launch_of
-from gemmkit.plans.problem import FLOAT32_MAX, check_out, check_places, finite_number
+from gemmkit.plans.problem import check_out, check_places
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, describe, empty_like, shares_memory, strided
@@ -345,7 +345,7 @@ class RowsLaunch:
                                      x.device, team.shared_bytes, team.blocks, max(1, RESIDENT // team.block),
                                      self.spec.starts_early)
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
         return [arrays[1]]

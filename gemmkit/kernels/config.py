@@ -315,10 +315,6 @@ OBSERVING = "warp_specialised", "singlestage"
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
          "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
          "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}
-_DO_INSTEAD = {                                                # by the field, and whether its value is a function
-    ("epilogue", True): "; wrap a function of the result's elements: epilogues.Elementwise(f)",
-    ("epilogue", False): "; compose several with |: epilogues.Bias(bias) | epilogues.ReLU()",
-    ("operator", False): ", for example gemmkit.operators.MIN_PLUS or Semiring(add, mul, zero)"}
 KINDS = {"operator": Operator, "epilogue": Epilogue, "order": Order, "condition": Condition}
 
 
@@ -339,8 +335,11 @@ def check_fields(fields: dict[str, Any]) -> None:
             rule(value is None or isinstance(value, Observer), name, value, "an observer is needed, such as "
                  "gemmkit.epilogues.observers.OperandRowSum(sums)")
         elif name in KINDS:
-            rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
-                  "class itself)" + ("" if isinstance(value, type) else _DO_INSTEAD.get((name, callable(value)), "")))
+            rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed" + (
+                f" (not the class itself): {value.__name__}(...)" if isinstance(value, type) else
+                 ", such as gemmkit.operators.MIN_PLUS" if name == "operator" else "" if name != "epilogue"
+                else "; wrap a function of the result's elements: epilogues.Elementwise(f)" if callable(value) else
+                ", or several with | between them: Bias(x) | GELU()"))
         elif name.startswith("global_"):
             _check_global_layout(name, value)
         elif name.startswith("shared_"):

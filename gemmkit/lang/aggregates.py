@@ -154,10 +154,7 @@ def _known(value: Any) -> Any:
     raise UnknownValue
 
 
-@nb.register_model(AggregateType)
-class _AggregateModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: AggregateType):
-        super().__init__(dmm, fe_type, [(f"n{n}", index) for n in range(fe_type.count)])
+nb.kept_as(AggregateType, lambda ty: [(f"n{n}", index) for n in range(ty.count)])
 
 
 @nb.lowering_registry.lower_constant(AggregateType)
@@ -254,17 +251,14 @@ def traced(name: str, function: F) -> F:
 
 # -- attributes, items, lengths ---------------------------------------------------------------------------------------
 
-@nb.typing_registry.register_attr
-class _Attributes(nb.AttributeTemplate):
-    key = AggregateType
-
-    def generic_resolve(self, ty: AggregateType, attr: str) -> Any:
-        if attr.startswith("_"):
-            return None
-        try:
-            return type_of(getattr(ty.example, attr))
-        except AttributeError as error:
-            raise nb.TypingError(str(error)) from None
+@nb.attributes_of(AggregateType)
+def _attribute_type(ty: AggregateType, attr: str) -> Any:
+    if attr.startswith("_"):
+        return None
+    try:
+        return type_of(getattr(ty.example, attr))
+    except AttributeError as error:
+        raise nb.TypingError(str(error)) from None
 
 
 @nb.lowering_registry.lower_getattr_generic(AggregateType)
@@ -323,11 +317,8 @@ def _repeated(context: TypingContext, *args: types.Type) -> Any:
         raise TypeError(f"a tuple times {args[1 - at]}: its length is part of its type; multiply it by a literal")
     times, count = max(args[1 - at].literal_value, 0), len(args[at].types)
     result = types.BaseTuple.from_types(tuple(args[at].types) * times)
-
-    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(builder, result, nb.cgutils.unpack_tuple(builder, v[at], count) * times)
-
-    return signature(result, *args), codegen
+    return signature(result, *args), lambda c, builder, s, v: (
+        c.make_tuple(builder, result, nb.cgutils.unpack_tuple(builder, v[at], count) * times))
 
 
 for _op in (operator.mul, operator.imul):
@@ -398,14 +389,11 @@ class _Index(_Method):
     key = "gemmkit tuple.index"
 
 
-@nb.typing_registry.register_attr
-class _Methods(nb.AttributeTemplate):
-    key, metadata = types.BaseTuple, _Method.metadata
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        if attr not in ("count", "index") or not nb.compiles_ours() or attr in getattr(ty, "fields", ()):
-            return None
-        return types.BoundFunction(_Count if attr == "count" else _Index, ty)
+@nb.attributes_of(types.BaseTuple)
+def _methods(ty: types.Type, attr: str) -> Any:
+    if attr not in ("count", "index") or not nb.compiles_ours() or attr in getattr(ty, "fields", ()):
+        return None
+    return types.BoundFunction(_Count if attr == "count" else _Index, ty)
 
 
 @nb.lowering_registry.lower("gemmkit tuple.count", types.BaseTuple, types.Any)
@@ -543,11 +531,8 @@ def _type_fill(context: TypingContext, dtype: types.Type, count: types.Type, val
     if named is None or not isinstance(count, types.IntegerLiteral):
         return None
     result = types.UniTuple(named.target, int(count.literal_value))
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count)
-
-    return signature(result, dtype, count, value), codegen
+    return signature(result, dtype, count, value), lambda c, b, s, v: (
+        c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count))
 
 
 @atom(_type_fill)

@@ -23,7 +23,10 @@ from gemmkit.lang.scalars import (
     WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
+    absolute,
     bfloat16,
+    extremum,
+    f16_arithmetic,
     float16,
     i1,
     i32,
@@ -32,6 +35,7 @@ from gemmkit.lang.scalars import (
     kind_of_type,
     numba_type,
     number_constant,
+    selected,
     type_of_kind,
     weak_float64,
     wide_index,
@@ -334,8 +338,6 @@ def _float_extremum(name: str, ty: types.Type, a: types.Type, b: types.Type) -> 
     compute = types.float64 if ty == weak_float64 else ty
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        from gemmkit.lang.scalars import extremum, selected
-
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
         instruction = _INSTRUCTION.get(compute)
         if instruction is not None and tuple(nb.target_arch())[:2] >= (8, 0):
@@ -369,7 +371,7 @@ def _float_division(context: TypingContext, name: str, ty: types.Type, a: types.
         else:
             quotient = builder.fdiv(builder.fsub(x, rest), y)
             quotient = builder.select(adjust, builder.fsub(quotient, one), quotient)
-            floor = builder.call(_floor(builder, x.type), [quotient])
+            floor = builder.call(builder.module.declare_intrinsic("llvm.floor", [x.type]), [quotient])
             floor = builder.select(builder.fcmp_ordered(">", builder.fsub(quotient, floor), ir.Constant(x.type, 0.5)),
                                    builder.fadd(floor, one), floor)
             plain = builder.fdiv(x, y)
@@ -378,10 +380,6 @@ def _float_division(context: TypingContext, name: str, ty: types.Type, a: types.
         return c.cast(builder, out, compute, ty)
 
     return signature(ty, a, b), codegen
-
-
-def _floor(builder: ir.IRBuilder, ty: types.Type) -> Any:
-    return builder.module.declare_intrinsic("llvm.floor", [ty])
 
 
 def _index_operation(op: Callable, ty: IndexType, a: types.Type, b: types.Type) -> Any:
@@ -443,8 +441,6 @@ def _narrow_operation(context: TypingContext, op: Callable, a: types.Type, b: ty
     native = _F16_INSTRUCTIONS.get(op) if result == float16 else None
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        from gemmkit.lang.scalars import f16_arithmetic
-
         values: list[Any] = []
         for x, t in zip(v, s.args):
             narrow_type = result if isinstance(result, NarrowFloatType) else None
@@ -482,32 +478,23 @@ for _op in _NAMES:
 # --------------------------------------------------------------------------------------------------
 # Methods of numbers: ``n.bit_count()``. (Numba's own counts the bits of a negative number's complement.)
 
-_CUDA = {"target": "cuda"}                                    # before Numba's own
-
-
 class _BitCount(nb.AbstractTemplate):
     key = "gemmkit int.bit_count"
-    metadata: ClassVar[dict[str, str]] = _CUDA
+    metadata: ClassVar[dict[str, str]] = {"target": "cuda"}            # before Numba's own
 
     def generic(self, args: tuple, kws: dict) -> Any:
         return None if args or kws else signature(index, recvr=types.unliteral(self.this))
 
 
-@nb.typing_registry.register_attr
-class _OfIntegers(nb.AttributeTemplate):
-    key, metadata = types.Integer, _CUDA
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and nb.compiles_ours() else None
+@nb.attributes_of(types.Integer)
+def _of_integers(ty: types.Type, attr: str) -> Any:
+    return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and nb.compiles_ours() else None
 
 
-@nb.typing_registry.register_attr
-class _OfNumbers(nb.AttributeTemplate):
-    key, metadata = types.Number, _CUDA
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        if attr == "item" and nb.compiles_ours():
-            raise nb.TypingError("item() makes a Python number, which device code has none of; write the number itself")
+@nb.attributes_of(types.Number)
+def _of_numbers(ty: types.Type, attr: str) -> Any:
+    if attr == "item" and nb.compiles_ours():
+        raise nb.TypingError("item() makes a Python number, which device code has none of; write the number itself")
 
 
 @nb.lowering_registry.lower("gemmkit int.bit_count", types.Integer)
@@ -568,8 +555,6 @@ def _integer_unary(op: Callable, builder: ir.IRBuilder, value: ir.Value, signed:
     if op is operator.neg:
         return negative
     if not coordinate:
-        from gemmkit.lang.scalars import absolute
-
         return absolute(builder, value)
     return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
 

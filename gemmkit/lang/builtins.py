@@ -88,11 +88,8 @@ def _register_extremum(key: Callable) -> None:
         if folded is None:
             return None
         result, code = folded
-
-        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            return code(c, builder, nb.cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v)
-
-        return signature(result, *args), codegen
+        return signature(result, *args), lambda c, builder, s, v: (
+            code(c, builder, nb.cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v))
 
 
 for _key in (max, min):
@@ -268,17 +265,9 @@ class IndexRangeIteratorType(types.SimpleIteratorType):
         super().__init__("index_range_iterator" if of == index else "wide_index_range_iterator", of)
 
 
-@nb.register_model(IndexRangeType)
-class _RangeModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
-        super().__init__(dmm, fe_type, [(name, fe_type.of) for name in ("start", "stop", "step")])
-
-
-@nb.register_model(IndexRangeIteratorType)
-class _IteratorModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
-        members = [("current", types.EphemeralPointer(fe_type.of)), ("stop", fe_type.of), ("step", fe_type.of)]
-        super().__init__(dmm, fe_type, members)
+nb.kept_as(IndexRangeType, lambda ty: [(name, ty.of) for name in ("start", "stop", "step")])
+nb.kept_as(IndexRangeIteratorType,
+           lambda ty: [("current", types.EphemeralPointer(ty.of)), ("stop", ty.of), ("step", ty.of)])
 
 
 @operation(range)
@@ -354,10 +343,7 @@ class IndexEnumerateType(types.SimpleIteratorType):
         super().__init__(f"index_enumerate({of})", types.BaseTuple.from_types((index, of.yield_type)))
 
 
-@nb.register_model(IndexEnumerateType)
-class _EnumerateModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
-        super().__init__(dmm, fe_type, [("count", types.EphemeralPointer(index)), ("iterator", fe_type.of)])
+nb.kept_as(IndexEnumerateType, lambda ty: [("count", types.EphemeralPointer(index)), ("iterator", ty.of)])
 
 
 @operation(enumerate)

@@ -109,7 +109,7 @@ def _written(name: str) -> FunctionType:
 
 def _why_not(f: Any) -> str:
     if not callable(f):
-        return f"{type(f).__name__} is not a function"
+        return f"{type(f).__name__} is not a function, such as gemmkit.epilogues.activations.gelu"
     module, name = getattr(f, "__module__", None) or "", getattr(f, "__name__", None)
     if isinstance(f, np.ufunc) or module.partition(".")[0] == "numpy":
         instead = {"absolute": "abs", "maximum": "lambda x: max(x, ...)", "minimum": "lambda x: min(x, ...)"}.get(
@@ -601,3 +601,18 @@ def truth(component: Any, method: str, value: Any) -> bool:
     if not isinstance(value, np.bool_) and not _has_index(value):
         raise refusal(component, method, worded(value), TRUTH)
     return value
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def finite_number(value: Any, name: str) -> float:
+    """A run-time number of a call, such as a scale, as a plain float.
+
+    Raises TypeError for what is no real number, ValueError for NaN and infinities.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}={value!r}: a real number is needed")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value!r}: a finite number is needed")
+    return float(value)

@@ -72,21 +72,12 @@ class WeakComplexLiteral(types.Literal, types.Dummy):
         return weak_complex128
 
 
-@nb.register_model(WeakComplex128Type)
-class _WeakComplexModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
-        super().__init__(dmm, fe_type, [("real", types.float64), ("imag", types.float64)])
-
-
-nb.register_model(WeakComplexLiteral)(nb.models.OpaqueModel)
+nb.kept_as(WeakComplex128Type, lambda ty: [("real", types.float64), ("imag", types.float64)])
+nb.kept_as(WeakComplexLiteral, None)
 types.Literal.ctor_map[WeakComplex] = WeakComplexLiteral
 WEAK_COMPLEX = (WeakComplex128Type, WeakComplexLiteral)
 _WEAK = (*WEAK_COMPLEX, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType, NarrowFloatType)
-
-
-@nb.typeof_impl.register(WeakComplex)
-def _typeof(value: WeakComplex, _c: object) -> types.Type:
-    return WeakComplexLiteral(value)
+nb.typeof_impl.register(WeakComplex)(lambda value, c: WeakComplexLiteral(value))
 
 
 # -- casts ------------------------------------------------------------------------------------------------------------
@@ -95,7 +86,6 @@ def _constant(value: complex) -> Any:
     return ir.Constant.literal_struct([f64(value.real), f64(value.imag)])
 
 
-nb.lowering_registry.lower_constant(WeakComplexLiteral)(lambda context, builder, ty, value: context.get_dummy_value())
 nb.lowering_registry.lower_constant(WeakComplex128Type)(lambda context, builder, ty, value: _constant(value))
 
 
@@ -202,17 +192,10 @@ for _op in (operator.neg, operator.pos, abs):
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
-@nb.typing_registry.register_attr
-class _Parts(nb.AttributeTemplate):
-    key: Any = WeakComplex128Type
-
-    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        return weak_float64 if attr in ("real", "imag") else None
-
-
-@nb.typing_registry.register_attr
-class _LiteralParts(_Parts):
-    key = WeakComplexLiteral
+@nb.attributes_of(WeakComplex128Type)
+@nb.attributes_of(WeakComplexLiteral)
+def _part_type(ty: types.Type, attr: str) -> Any:
+    return weak_float64 if attr in ("real", "imag") else None
 
 
 @nb.lowering_registry.lower_getattr_generic(WeakComplex128Type)

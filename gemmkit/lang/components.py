@@ -27,7 +27,7 @@ from gemmkit.lang.references import class_version, is_fixed, names_of
 from gemmkit.lang.scalars import IndexType, index, wide_index
 
 
-class ComponentType(types.Callable):
+class ComponentType(nb.OwnCallable):
     """Numba's view of a component: static fields in the type, runtime fields in the value."""
 
     def __init__(self, cls: type, fingerprint: str, places: tuple, runtime: dict[str, Any], static: dict[str, Any],
@@ -58,9 +58,6 @@ class ComponentType(types.Callable):
         if function is None:
             return None
         return MethodType(self, "__call__", function).get_call_type(context, args, kws)
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         function = self.method("__call__")
@@ -123,13 +120,10 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert",
     setattr(_RuntimeField, f"__{_name}__", _RuntimeField._refuse)
 
 
-@nb.register_model(ComponentType)
-class _ComponentModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: ComponentType):
-        super().__init__(dmm, fe_type, list(fe_type.runtime.items()))
+nb.kept_as(ComponentType, lambda ty: list(ty.runtime.items()))
 
 
-class MethodType(types.Callable):
+class MethodType(nb.OwnCallable):
     """A component's method; the value is the component."""
 
     def __init__(self, component: ComponentType, name: str, function: DeviceFunction):
@@ -145,17 +139,11 @@ class MethodType(types.Callable):
         result = self.function.compile((self.component, *args))
         return signature(result.signature.return_type, *args, recvr=self.component).replace(pysig=declared)
 
-    def get_call_signatures(self) -> Any:
-        return [], True
-
     def get_impl_key(self, sig: Signature) -> Any:
         return self.function.compile(tuple(sig.args)).entry_point
 
 
-@nb.register_model(MethodType)
-class _MethodModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: MethodType):
-        super().__init__(dmm, fe_type, dmm.lookup(fe_type.component).get_value_type())
+nb.kept_as(MethodType, lambda ty: ty.component)
 
 
 @nb.lowering_registry.lower_constant(ComponentType)
@@ -167,23 +155,20 @@ def _constant(context: Context, builder: ir.IRBuilder, ty: ComponentType, value:
     return cgutils.create_struct_proxy(ty)(context, builder)._getvalue()
 
 
-@nb.typing_registry.register_attr
-class _Attributes(nb.AttributeTemplate):
-    key = ComponentType
-
-    def generic_resolve(self, ty: ComponentType, attr: str) -> Any:
-        if attr == "__call__":
-            return None
-        if attr in ty.runtime:
-            return ty.runtime[attr]
-        method = ty.method(attr)
-        if method is not None and attr not in ty.static:
-            return MethodType(ty, attr, method)
-        try:
-            value = getattr(ty.skeleton, attr)
-        except AttributeError:
-            return None
-        return _static_attribute_type(ty, attr, value)
+@nb.attributes_of(ComponentType)
+def _attribute_type(ty: ComponentType, attr: str) -> Any:
+    if attr == "__call__":
+        return None
+    if attr in ty.runtime:
+        return ty.runtime[attr]
+    method = ty.method(attr)
+    if method is not None and attr not in ty.static:
+        return MethodType(ty, attr, method)
+    try:
+        value = getattr(ty.skeleton, attr)
+    except AttributeError:
+        return None
+    return _static_attribute_type(ty, attr, value)
 
 
 def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:

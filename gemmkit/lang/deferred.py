@@ -4,10 +4,10 @@
 program loads what it uses.
 
 Importing Numba takes longer than all of gemmkit, and a program that makes configurations, or runs the emulator, never needs
-it. Until it is loaded, `later` gives a stand-in for a module of Numba's or a name in it. What the body of one of gemmkit's
-modules does with a stand-in (an attribute, a call, a class that inherits from it) makes another, and is done when it is
-needed: `load` imports, does in order all that was written down, and puts the real objects where stand-ins were. So modules
-are written as if Numba were there. From then on no stand-in is left in gemmkit, and none is in the way.
+it. Until it is loaded, `names_later` gives stand-ins for modules of Numba's and names in them. What the body of one of
+gemmkit's modules does with a stand-in (an attribute, a call, a class that inherits from it) makes another, and is done when
+it is needed: `load` imports, does in order all that was written down, and puts the real objects where stand-ins were. So
+modules are written as if Numba were there. From then on no stand-in is left in gemmkit, and none is in the way.
 
 Any other use of a stand-in loads, too: no function has to ask for it.
 """
@@ -30,12 +30,13 @@ from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, prepare_class
+from types import CodeType, ModuleType, prepare_class
 from typing import Any, ClassVar
 
 __all__ = [
-    "Later", "at_load", "by_old_name", "later", "load", "made_later", "public_names",
+    "Later", "at_load", "by_old_name", "load", "made_later", "names_later", "public_names",
 ]
 
 
@@ -235,13 +236,28 @@ class _Class(metaclass=_ClassOfLater):
     """The base that stands for a stand-in."""
 
 
-def later(module: str, name: str | None = None) -> Any:
-    """``module``, or a name in it; a stand-in before Numba is loaded."""
-    def make() -> Any:
-        found = importlib.import_module(module)
-        return found if name is None else getattr(found, name)
+def names_later(scope: dict[str, Any]) -> None:
+    """The names that a module, which calls this, imports ``if TYPE_CHECKING``: stand-ins for them before Numba is loaded."""
+    for name, home, origin in list(_imports(sys._getframe(1).f_code)):
+        if name not in scope:
+            make = partial(_imported, home, origin)
+            scope[name] = make() if _State.loaded else Later(make)
 
-    return make() if _State.loaded else Later(make)
+
+def _imports(body: CodeType) -> Iterator[tuple[str, str, str]]:
+    """The ``from`` imports in the code of a module's body, also of those that do not run: names, modules, names there."""
+    module = ""
+    for one, following in pairwise(dis.get_instructions(body)):
+        if one.opname == "IMPORT_NAME":
+            module = one.argval
+        elif one.opname == "IMPORT_FROM":
+            yield following.argval, module, one.argval
+
+
+def _imported(module: str, name: str) -> Any:
+    """What a module has by a name, or the module of that name in it."""
+    found = getattr(importlib.import_module(module), name, None)
+    return importlib.import_module(f"{module}.{name}") if found is None else found
 
 
 def at_load(function: Callable[..., Any], *args: Any) -> None:
@@ -368,39 +384,24 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
 
     @cache
     def homes() -> dict[str, tuple[str, str]]:
-        found, module, origin = {}, "", ""
-        for one in dis.get_instructions(body):
-            if one.opname == "IMPORT_NAME":
-                module = one.argval
-            elif one.opname == "IMPORT_FROM":
-                origin = one.argval
-            elif one.opname == "STORE_NAME" and origin:
-                if module != package and one.argval in scope.get("__all__", ()):
-                    found[one.argval] = module, origin
-                origin = ""
-        return found
+        return {own: (home, origin) for own, home, origin in _imports(body)
+                if home != package and own in scope.get("__all__", ())}
 
     def get(name: str) -> Any:
         if name.startswith("_"):                              # what Python asks of any module
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes():
-            home, origin = homes()[name]
-            module = importlib.import_module(home)
-            found = getattr(module, origin, None)
-            scope[name] = importlib.import_module(f"{home}.{origin}") if found is None else found     # asked for once
+            scope[name] = _imported(*homes()[name])           # asked for once
             return scope[name]
-        if f"{package}.{name}" in renamed():
+        if f"{package}.{name}" in _table()["names"]:
             return by_old_name(package, name)
         try:
             return importlib.import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise                                         # it is there, and imports what is not
-        from difflib import get_close_matches
-
-        nearest = get_close_matches(name, names(), 1)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}"
-                             + "".join(f"; the nearest is {near!r}" for near in nearest)) from None
+        of = {f"{home}.{origin}": f"{package}.{one}" for one, (home, origin) in homes().items()}
+        raise AttributeError(f"module {package!r} has no attribute {name!r}" + _what_would_do(name, names(), of)) from None
 
     def names() -> list[str]:
         return sorted({*scope, *scope.get("__all__", ())})
@@ -408,11 +409,27 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
     return get, names
 
 
+def _what_would_do(name: str, names: list[str], short: dict[str, str]) -> str:
+    """In words: the name in another case (Gelu), else the module that has it (found in texts, in 10 ms: nothing is
+    imported), else the nearest. ``short`` are shorter names of modules."""
+    from difflib import get_close_matches
+
+    folded = {other.lower().replace("_", ""): other for other in names if other[0] != "_"}
+    wanted, root = name.lower().replace("_", ""), Path(__file__).resolve().parents[1]
+    files = root.rglob("*.py") if wanted not in folded else ()
+    for path in sorted(files, key=lambda path: (path.name != "__init__.py", len(path.parts), path)):
+        listed = path.read_text(encoding="utf-8").partition("\n__all__ = [")[2].partition("]")[0]
+        if f'"{name}"' in listed:
+            home = ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+            return f"; {short.get(home, home)} has it"
+    return "".join(f"; the nearest is {folded[near]!r}" for near in get_close_matches(wanted, folded, 1))
+
+
 # -- names that modules had -------------------------------------------------------------------------------------------
 
 @cache
 def _table() -> dict[str, dict[str, str]]:
-    """The table goes with gemmkit 0.2."""
+    """Modules and public names by those that they had before; the table goes with gemmkit 0.2."""
     return json.loads((Path(__file__).resolve().parents[1] / "moved.json").read_text(encoding="utf-8"))
 
 
@@ -421,15 +438,10 @@ def moved() -> dict[str, str]:
     return _table()["modules"]
 
 
-def renamed() -> dict[str, str]:
-    """The public names that changed, by their names before."""
-    return _table()["names"]
-
-
 def by_old_name(module: str, name: str) -> Any:
     """What ``module`` called ``name``, with a DeprecationWarning; AttributeError if it never did. A module whose names
     changed says ``__getattr__ = partial(by_old_name, __name__)``."""
-    now = None if name.startswith("__") else renamed().get(f"{module}.{name}")         # imports ask for __path__
+    now = None if name.startswith("__") else _table()["names"].get(f"{module}.{name}")         # imports ask for __path__
     if now is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     warnings.warn(f"{module}.{name} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 3)

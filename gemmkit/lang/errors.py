@@ -22,6 +22,7 @@ _SAYINGS = (
     Saying(r"Cannot unify (?:device\(|Function\(|closure |Function<)",
            _CHOSEN + "call each where it is chosen: f(x) if c else g(x)"),
     Saying(r"Cannot cast type\(CUDADispatcher", _CHOSEN + "write one function, with the condition in it"),
+    Saying(r"Unknown attribute 'astype' of type (.*)", "a {0} has no astype; write np.float16(x) or its like"),
     Saying(r"Cannot unify dtype\(", "which type is converted to is decided at run time; convert on each way"),
     Saying(r"getitem\((.*), slice",
            "a slice of {0} by what is known at run time alone, and a tuple's length is part of its type; slice by a literal "

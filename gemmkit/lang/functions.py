@@ -341,7 +341,7 @@ def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:
         raise refused(function, line_of(function, name), changeable(*mutable[0]))
 
 
-class DeviceFunctionType(types.Callable, types.Opaque):
+class DeviceFunctionType(nb.OwnCallable, types.Opaque):
     """Numba's view of a DeviceFunction."""
 
     def __init__(self, function: DeviceFunction):
@@ -357,24 +357,12 @@ class DeviceFunctionType(types.Callable, types.Opaque):
         result = self.function.compile(args)
         return signature(result.signature.return_type, *args).replace(pysig=declared)
 
-    def get_call_signatures(self) -> Any:
-        return [], True
-
     def get_impl_key(self, sig: Signature) -> Any:
         return self.function.compile(tuple(sig.args)).entry_point
 
 
-nb.register_model(DeviceFunctionType)(nb.OpaqueModel)
-
-
-@nb.typeof_impl.register(DeviceFunction)
-def _typeof_device_function(value: DeviceFunction, _c: object) -> types.Type:
-    return DeviceFunctionType(value)
-
-
-@nb.lowering_registry.lower_constant(DeviceFunctionType)
-def _constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
-    return context.get_dummy_value()
+nb.kept_as(DeviceFunctionType, None)
+nb.typeof_impl.register(DeviceFunction)(lambda value, c: DeviceFunctionType(value))
 
 
 @nb.lowering_registry.lower_cast(DeviceFunctionType, DeviceFunctionType)
@@ -422,7 +410,7 @@ def is_runtime(value: Any) -> bool:
     return isinstance(value, np.generic) or is_array(value)
 
 
-class ClosureType(types.Callable):
+class ClosureType(nb.OwnCallable):
     """A function with the struct of its captures as value."""
 
     def __init__(self, function: DeviceFunction, text: str, place: Any, captures: CapturesType):
@@ -438,9 +426,6 @@ class ClosureType(types.Callable):
         args, declared = self.function.bind(args, kws)
         result = self.function.compile(args, self.captures)
         return signature(result.signature.return_type, *args, recvr=self.captures).replace(pysig=declared)
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         captures, *args = sig.args

@@ -17,7 +17,7 @@ from gemmkit.lang.host import View, access_alignment, misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.scalars import index, numba_type, wide_index
 
-i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+i1, i8, i32, i64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function "
              "captured cannot be written")
 GLOBAL, SHARED = 1, 3                                          # LLVM's numbers of the address spaces
@@ -45,13 +45,8 @@ class ViewType(types.Type):
         return [axis for axis in range(self.ndim) if axis != self.unit]
 
 
-@nb.register_model(ViewType)
-class _ViewModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: ViewType):
-        members = [("address", types.uint64)]
-        members += [(f"extent{axis}", fe_type.coordinate) for axis in range(fe_type.ndim)]
-        members += [(f"stride{axis}", types.int64) for axis in fe_type.strided_axes]
-        super().__init__(dmm, fe_type, members)
+nb.kept_as(ViewType, lambda ty: [("address", types.uint64), *((f"extent{axis}", ty.coordinate) for axis in range(ty.ndim)),
+                                 *((f"stride{axis}", types.int64) for axis in ty.strided_axes)])
 
 
 class SharedType(types.Type):
@@ -67,10 +62,7 @@ class SharedType(types.Type):
         super().__init__(f"Shared({self.element if self.dtype.names else self.dtype}{', pinned' if pinned else ''})")
 
 
-@nb.register_model(SharedType)
-class _SharedModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: SharedType):
-        super().__init__(dmm, fe_type, i32)
+nb.kept_as(SharedType, lambda ty: i32)
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
@@ -237,14 +229,11 @@ def _store_record(c: Context, b: ir.IRBuilder, ty: ViewType, view: ir.Value, whe
     return c.get_dummy_value()
 
 
-@nb.typing_registry.register_attr
-class _ViewAttributes(nb.AttributeTemplate):
-    key = ViewType
-
-    def generic_resolve(self, ty: ViewType, attr: str) -> Any:
-        if attr == "shape":
-            return types.UniTuple(ty.coordinate, ty.ndim)
-        return None
+@nb.attributes_of(ViewType)
+def _view_attribute_type(ty: ViewType, attr: str) -> Any:
+    if attr == "shape":
+        return types.UniTuple(ty.coordinate, ty.ndim)
+    return None
 
 
 @nb.lowering_registry.lower_getattr(ViewType, "shape")
@@ -285,11 +274,8 @@ def _type_number_of(context: TypingContext, table: types.Type, row: types.Type, 
     if not (_is_table(table, SIZES_DTYPE, 2) and isinstance(row, types.Integer)
             and isinstance(column, types.IntegerLiteral)):
         return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return _entry(c, b, table, v[0], coordinates_of(c, b, row, v[1])[0], int(column.literal_value), i32)
-
-    return signature(index, table, row, column), codegen
+    return signature(index, table, row, column), lambda c, b, s, v: (
+        _entry(c, b, table, v[0], coordinates_of(c, b, row, v[1])[0], int(column.literal_value), i32))
 
 
 @atom(_type_number_of)
@@ -371,8 +357,6 @@ class Members(View):
 
 # --------------------------------------------------------------------------------------------------
 # One of two arrays, chosen when the kernel runs: what is read from it is read by one instruction, whichever it is.
-
-i1, i64 = ir.IntType(1), ir.IntType(64)
 
 
 def _common(one: ViewType, other: ViewType) -> ViewType:

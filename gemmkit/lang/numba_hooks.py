@@ -15,22 +15,22 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from gemmkit.lang.deferred import at_load, later, load
+from gemmkit.lang.deferred import at_load, load, names_later
 from gemmkit.lang.references import Owner, owner_of
 
 __all__ = [
-    "AbstractTemplate", "AttributeTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError",
-    "OpaqueModel", "RefType", "Signature", "StateDict", "TypingContext", "TypingError", "Values", "build_definitions",
+    "AbstractTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError", "OwnCallable",
+    "RefType", "Signature", "StateDict", "TypingContext", "TypingError", "Values", "attributes_of", "build_definitions",
     "call_iternext", "cgutils", "compiles_ours", "compiles_users", "compute_cfg_from_blocks", "fold_arguments",
-    "global_callable", "global_compiler_lock", "inlines_calls", "ir", "iternext_impl", "join_numba", "lowering_registry",
-    "models", "numba_ir", "operation", "register_model", "register_pass", "replace_vars", "rules_hold_in", "signature",
-    "target_context", "typeof_impl", "types", "typing_registry", "unify_weakly",
+    "global_callable", "global_compiler_lock", "inlines_calls", "ir", "iternext_impl", "join_numba", "kept_as",
+    "lowering_registry", "models", "numba_ir", "operation", "register_model", "register_pass", "replace_vars",
+    "rules_hold_in", "signature", "target_context", "typeof_impl", "types", "typing_registry", "unify_weakly",
 ]
 
 
 if TYPE_CHECKING:
     from llvmlite import ir
-    from numba.core.errors import NumbaError
+    from numba.core.errors import NumbaError  # the base of numba.cuda's errors; its types raise these, too
     from numba.cuda import cgutils, types
     from numba.cuda.core import ir as numba_ir
     from numba.cuda.core.analysis import compute_cfg_from_blocks
@@ -45,45 +45,12 @@ if TYPE_CHECKING:
     from numba.cuda.cudaimpl import registry as lowering_registry
     from numba.cuda.datamodel import models
     from numba.cuda.datamodel.manager import DataModelManager
-    from numba.cuda.datamodel.models import OpaqueModel
     from numba.cuda.extending import register_model, typeof_impl
     from numba.cuda.typeconv import Conversion
     from numba.cuda.typing.context import BaseContext as TypingContext
     from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
 else:
-    # Imported at the first compilation (gemmkit.lang.deferred); until then a name stands for what it will be.
-    ir = later("llvmlite.ir")
-    NumbaError = later("numba.core.errors", "NumbaError")     # the base of numba.cuda's errors; its types raise these, too
-    cgutils = later("numba.cuda.cgutils")
-    types = later("numba.cuda.types")
-    numba_ir = later("numba.cuda.core.ir")
-    Context = later("numba.cuda.core.base", "BaseContext")
-    DataModelManager = later("numba.cuda.datamodel.manager", "DataModelManager")
-    TypingContext = later("numba.cuda.typing.context", "BaseContext")
-    CompilerBase = later("numba.cuda.core.compiler", "CompilerBase")
-    StateDict = later("numba.cuda.core.compiler", "StateDict")
-    global_compiler_lock = later("numba.cuda.core.compiler_lock", "global_compiler_lock")
-    FunctionPass = later("numba.cuda.core.compiler_machinery", "FunctionPass")
-    register_pass = later("numba.cuda.core.compiler_machinery", "register_pass")
-    TypingError = later("numba.cuda.core.errors", "TypingError")
-    compute_cfg_from_blocks = later("numba.cuda.core.analysis", "compute_cfg_from_blocks")
-    build_definitions = later("numba.cuda.core.ir_utils", "build_definitions")
-    replace_vars = later("numba.cuda.core.ir_utils", "replace_vars")
-    RefType = later("numba.cuda.core.imputils", "RefType")
-    call_iternext = later("numba.cuda.core.imputils", "call_iternext")
-    iternext_impl = later("numba.cuda.core.imputils", "iternext_impl")
-    typing_registry = later("numba.cuda.cudadecl", "registry")
-    lowering_registry = later("numba.cuda.cudaimpl", "registry")
-    models = later("numba.cuda.datamodel.models")
-    OpaqueModel = later("numba.cuda.datamodel.models", "OpaqueModel")
-    register_model = later("numba.cuda.extending", "register_model")
-    typeof_impl = later("numba.cuda.extending", "typeof_impl")
-    Conversion = later("numba.cuda.typeconv", "Conversion")
-    AbstractTemplate = later("numba.cuda.typing.templates", "AbstractTemplate")
-    AttributeTemplate = later("numba.cuda.typing.templates", "AttributeTemplate")
-    Signature = later("numba.cuda.typing.templates", "Signature")
-    fold_arguments = later("numba.cuda.typing.templates", "fold_arguments")
-    signature = later("numba.cuda.typing.templates", "signature")
+    names_later(globals())                                    # for what each will be: imported at the first compilation
 
 
 Typer = Callable[..., Any]
@@ -139,8 +106,46 @@ def compiles_users() -> bool:
     return bool(stack and stack[-1]) and owner_of(stack[-1]) is Owner.USER
 
 
+class OwnCallable(types.Callable):
+    """A type whose calls `get_call_type` infers anew: Numba lists none of their signatures."""
+
+    def get_call_signatures(self) -> Any:
+        return [], True
+
+
+def kept_as(kind: type, form: Callable[[Any], Any] | None) -> None:
+    """How values of a type are kept: ``form(ty)`` is a list of (name, type), a type of LLVM's, or another type, whose values
+    are kept alike. With None they are constants, of which nothing is there when a kernel runs."""
+    def model(manager: Any, ty: types.Type) -> Any:
+        found = cast(Any, form)(ty)
+        if isinstance(found, list):
+            return models.StructModel(manager, ty, found)
+        own = manager.lookup(found).get_value_type() if isinstance(found, types.Type) else found
+        return models.PrimitiveModel(manager, ty, own)
+
+    register_model(kind)(models.OpaqueModel if form is None else model)
+    if form is None:
+        lowering_registry.lower_constant(kind)(lambda context, builder, ty, value: context.get_dummy_value())
+
+
+def attributes_of(kind: type) -> Callable[[F], F]:
+    """Have a function say of ``(ty, name)`` the type of an attribute of values of ``kind``; None where they have none."""
+    def register(function: F) -> F:
+        at_load(_register_attributes, kind, function)
+        return function
+
+    return register
+
+
+def _register_attributes(kind: type, function: Callable[..., Any]) -> None:
+    """Before Numba's own (``target: cuda``)."""
+    typing_registry.register_attr(type(f"gemmkit_{kind.__name__}", (AttributeTemplate,), dict(
+        key=kind, metadata={"target": "cuda"}, generic_resolve=lambda self, ty, name: function(ty, name))))
+
+
 def _template(key: object, typer: Typer, python: Callable[..., Any] | None = None) -> type:
-    """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None.
+    """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None. Where there
+    is no result, ``codegen`` returns none.
 
     Numba finds the code again by the signature's argument types alone: ``codegen`` may depend on nothing else (a constant
     that it depends on must stay a literal type in the signature; keyword names are in ``sig.pysig``).
@@ -172,7 +177,8 @@ def _template(key: object, typer: Typer, python: Callable[..., Any] | None = Non
         known = implementations.get(sig.args)
         if known is None:
             def lowered(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
-                return codegen(context, builder, sig, values)
+                found = codegen(context, builder, sig, values)
+                return context.get_dummy_value() if found is None else found
 
             implementations[sig.args] = lowered
             target_context().insert_func_defn([(lowered, lowered, sig.args)])

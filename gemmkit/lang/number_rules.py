@@ -374,7 +374,8 @@ def device_dtype(dtype: Any) -> np.dtype:
     if dtype in OF_ML_DTYPES or (dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)):
         return dtype
     raise TypeError(f"dtype {dtype} has no device type; bool, integers, float8_e4m3fn, float8_e5m2, float16, bfloat16, "
-                    "float32, float64, complex64 and complex128 have")
+                    "float32, float64, complex64 and complex128 have"
+                    + (" (NumPy counts bytes: 'f2' is float16, and 'f16' float128)" if dtype == np.longdouble else ""))
 
 
 def record_text(dtype: np.dtype) -> str:

@@ -440,18 +440,12 @@ class CapturesType(types.Type):
         return of_type(self.members[name])
 
 
-@nb.register_model(CapturesType)
-class _CapturesModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: CapturesType):
-        super().__init__(dmm, fe_type, list(fe_type.members.items()))
+nb.kept_as(CapturesType, lambda ty: list(ty.members.items()))
 
 
-@nb.typing_registry.register_attr
-class _CapturesAttributes(nb.AttributeTemplate):
-    key = CapturesType
-
-    def generic_resolve(self, ty: CapturesType, attr: str) -> Any:
-        return ty.members.get(attr)
+@nb.attributes_of(CapturesType)
+def _captured_type(ty: CapturesType, attr: str) -> Any:
+    return ty.members.get(attr)
 
 
 @nb.lowering_registry.lower_getattr_generic(CapturesType)

@@ -85,12 +85,9 @@ for _from in REAL_TYPES:
 nb.lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_cast_scalar)
 
 
-@nb.typing_registry.register_attr
-class _Attributes(nb.AttributeTemplate):
-    key = RecordType
-
-    def generic_resolve(self, ty: RecordType, attr: str) -> Any:
-        return ty.parts[ty.names.index(attr)] if attr in ty.names else None
+@nb.attributes_of(RecordType)
+def _attribute_type(ty: RecordType, attr: str) -> Any:
+    return ty.parts[ty.names.index(attr)] if attr in ty.names else None
 
 
 @nb.lowering_registry.lower_getattr_generic(RecordType)

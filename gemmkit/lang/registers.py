@@ -63,22 +63,15 @@ class FragmentType(types.Type):
         super().__init__(f"Fragment({fragment.dtype}, {fragment.count})")
 
 
-nb.register_model(FragmentType)(nb.OpaqueModel)
+nb.kept_as(FragmentType, None)
+nb.typeof_impl.register(Fragment)(lambda value, c: FragmentType(value))
 
 
-@nb.typeof_impl.register(Fragment)
-def _typeof_fragment(value: Fragment, c: object) -> types.Type:
-    return FragmentType(value)
+@nb.attributes_of(FragmentType)
+def _fragment_attribute_type(ty: FragmentType, attr: str) -> Any:
+    from gemmkit.lang.aggregates import static_type
 
-
-@nb.typing_registry.register_attr
-class _FragmentAttributes(nb.AttributeTemplate):
-    key = FragmentType
-
-    def generic_resolve(self, ty: FragmentType, attr: str) -> Any:
-        from gemmkit.lang.aggregates import static_type
-
-        return static_type(getattr(ty.fragment, attr)) if attr in ("dtype", "count") else None
+    return static_type(getattr(ty.fragment, attr)) if attr in ("dtype", "count") else None
 
 
 @nb.lowering_registry.lower_getattr_generic(FragmentType)
@@ -87,9 +80,6 @@ def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType,
 
     static = getattr(ty.fragment, attr)
     return static_value(context, builder, static_type(static), static)
-
-
-nb.lowering_registry.lower_constant(FragmentType)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 class RegistersType(types.Type):
@@ -217,10 +207,9 @@ def _setitem(context: TypingContext, *args: types.Type) -> Any:
         return None
     ty = args[0]
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         value = c.cast(b, v[2], s.args[2], ty.value)
         b.store(value, _slot(c, b, ty, v[0], s.args[1], v[1]))
-        return c.get_dummy_value()
 
     return signature(types.none, *args), codegen
 
@@ -303,11 +292,10 @@ def _type_each(context: TypingContext, function: types.Type, values: types.Type,
     if any(sig is None for sig in inner):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         for n, (sig, ty) in enumerate(zip(inner, values.types)):
             given = (b.extract_value(v[1], n), i32(n), *v[2:])
             _call(c, b, (function, v[0], sig), given, (ty, index, *args), sig.return_type)
-        return c.get_dummy_value()
 
     return signature(types.none, function, values, *args), codegen
 
@@ -562,10 +550,7 @@ class PairType(types.Type):
         super().__init__(f"pair({element})")
 
 
-@nb.register_model(PairType)
-class _PairModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: PairType):
-        super().__init__(dmm, fe_type, i32)
+nb.kept_as(PairType, lambda ty: i32)
 
 
 PAIRS = {element: PairType(element) for element in _SUFFIX}
@@ -619,11 +604,8 @@ def _unary(name: str) -> Callable[..., Any]:
     def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 1 or not isinstance(args[0], PairType):
             return None
-
-        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
-
-        return signature(args[0], args[0]), codegen
+        return signature(args[0], args[0]), lambda c, builder, s, v: (
+            pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v)))
 
     return typer
 

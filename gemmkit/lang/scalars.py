@@ -145,20 +145,13 @@ class WeakFloat64Type(types.Type):
 
 
 weak_float64 = WeakFloat64Type()
-
-
-@nb.register_model(WeakFloat64Type)
-class _WeakFloat64Model(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: WeakFloat64Type):
-        super().__init__(dmm, fe_type, f64)
-
-
+nb.kept_as(WeakFloat64Type, lambda ty: f64)
 WEAK_FLOATS = (WeakFloatLiteral, WeakFloat64Type)
 at_load(nb.unify_weakly, (WeakIntLiteral, IndexType))
 types.Literal.ctor_map[WeakInt] = WeakIntLiteral
 types.Literal.ctor_map[WeakFloat] = WeakFloatLiteral
 nb.register_model(WeakIntLiteral)(nb.models.IntegerModel)
-nb.register_model(WeakFloatLiteral)(nb.models.OpaqueModel)
+nb.kept_as(WeakFloatLiteral, None)
 
 
 @nb.typeof_impl.register(WeakInt)
@@ -204,10 +197,7 @@ _FLOAT8 = {float8_e4m3fn: "e4m3", float8_e5m2: "e5m2"}
 OF_ML_DTYPES = (bfloat16, float8_e4m3fn, float8_e5m2)
 
 
-@nb.register_model(NarrowFloatType)
-class _NarrowFloatModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: NarrowFloatType):
-        super().__init__(dmm, fe_type, fe_type.bits)
+nb.kept_as(NarrowFloatType, lambda ty: ty.bits)
 
 
 @nb.lowering_registry.lower_constant(NarrowFloatType)
@@ -221,7 +211,6 @@ def _index_constant(context: Context, builder: ir.IRBuilder, ty: IndexType | Wea
     return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
-nb.lowering_registry.lower_constant(WeakFloatLiteral)(lambda context, builder, ty, value: context.get_dummy_value())
 
 
 # -- casts ------------------------------------------------------------------------------------------------------------
@@ -327,20 +316,14 @@ class RecordType(types.Type):
         super().__init__(f"record {record_text(dtype)}")
 
 
-@nb.register_model(RecordType)
-class _RecordModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: RecordType):
-        super().__init__(dmm, fe_type, [(f"part{n}", ty) for n, ty in enumerate(fe_type.parts)])
+nb.kept_as(RecordType, lambda ty: [(f"part{n}", part) for n, part in enumerate(ty.parts)])
 
 
 class PackedType(RecordType):
     """A record of two 16-bit parts: one 32-bit register, as memory has it; moving it takes nothing apart."""
 
 
-@nb.register_model(PackedType)
-class _PackedModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: PackedType):
-        super().__init__(dmm, fe_type, ir.IntType(32))
+nb.kept_as(PackedType, lambda ty: ir.IntType(32))
 
 
 def record_type(dtype: np.dtype) -> RecordType:
@@ -411,7 +394,7 @@ def index_of(kind: Weak) -> IndexType:
 # --------------------------------------------------------------------------------------------------
 # Dtypes in device code: conversions.
 
-class DTypeType(types.Callable, types.Opaque):
+class DTypeType(nb.OwnCallable, types.Opaque):
     """A dtype in device code: calling it converts."""
 
     def __init__(self, target: types.Type):
@@ -422,9 +405,6 @@ class DTypeType(types.Callable, types.Opaque):
         if len(args) != 1 or kws:
             return None
         return signature(self.target, types.unliteral(args[0]))
-
-    def get_call_signatures(self) -> Any:
-        return [], True
 
     def get_impl_key(self, sig: Signature) -> Any:
         return _conversion(sig)
@@ -439,7 +419,7 @@ def dtype_type(ty: types.Type) -> DTypeType | None:
     return ty if isinstance(ty, DTypeType) else None
 
 
-nb.register_model(DTypeType)(nb.OpaqueModel)
+nb.kept_as(DTypeType, None)
 _conversions: dict[Any, Any] = {}
 
 
@@ -454,21 +434,9 @@ def _conversion(sig: Signature) -> Any:
     return _conversions[key]
 
 
-@nb.typing_registry.register_attr
-class _DTypeAttributes(nb.AttributeTemplate):
-    key = DTypeType
-
-    def generic_resolve(self, ty: DTypeType, attr: str) -> Any:
-        return ty if attr == "type" else None                 # ``dtype.type(x)`` is how Python converts
-
-
+nb.attributes_of(DTypeType)(lambda ty, attr: ty if attr == "type" else None)     # ``dtype.type(x)`` is how Python converts
 nb.lowering_registry.lower_getattr(DTypeType, "type")(lambda context, builder, ty, value: value)
-nb.lowering_registry.lower_constant(DTypeType)(lambda context, builder, ty, value: context.get_dummy_value())
-
-
-@nb.typeof_impl.register(np.dtype)
-def _typeof_dtype(value: np.dtype, c: object) -> Any:
-    return DTypeType(numba_type(value))
+nb.typeof_impl.register(np.dtype)(lambda value, c: DTypeType(numba_type(value)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -501,9 +469,8 @@ def assembly(builder: ir.IRBuilder, text: str, results: list, operands: list, *,
 def plain(text: str, convergent: bool = False) -> Any:
     """The typer of an atom without operands or result that orders memory; ``convergent`` as for `assembly`."""
     def typer(context: TypingContext) -> Any:
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             assembly(b, text, [], [], memory=True, convergent=convergent)
-            return c.get_dummy_value()
 
         return signature(types.none), codegen
 

@@ -30,14 +30,7 @@ from gemmkit.lang.scalars import WeakIntLiteral, index
 i32 = ir.IntType(32)
 
 
-def _device_type(value: Static) -> types.Type:
-    return StaticType(value)
-
-
-Static.__device_type__ = _device_type  # type: ignore[attr-defined]
-
-
-class StaticType(types.Callable):
+class StaticType(nb.OwnCallable):
     """Numba's view of a static object: all of it is in the type."""
 
     def __init__(self, value: Hashable):
@@ -47,24 +40,13 @@ class StaticType(types.Callable):
     def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         return TracedMethod(self, "__call__").get_call_type(context, args, kws) if callable(self.value) else None
 
-    def get_call_signatures(self) -> Any:
-        return [], True
-
     def get_impl_key(self, sig: Signature) -> Any:
         return TracedMethod(self, "__call__").get_impl_key(sig)
 
 
-nb.register_model(StaticType)(nb.OpaqueModel)
-
-
-@nb.typeof_impl.register(Static)
-def _typeof(value: Static, c: object) -> types.Type:
-    return StaticType(value)
-
-
-@nb.lowering_registry.lower_constant(StaticType)
-def _constant(context: Context, builder: ir.IRBuilder, ty: StaticType, value: object) -> Any:
-    return context.get_dummy_value()
+nb.kept_as(StaticType, None)
+nb.typeof_impl.register(Static)(lambda value, c: StaticType(value))
+Static.__device_type__ = lambda value: StaticType(value)                               # type: ignore[attr-defined]
 
 
 class Split:
@@ -103,10 +85,7 @@ class SplitType(types.Type):
         return {"storage": self.storage}
 
 
-@nb.register_model(SplitType)
-class _SplitModel(nb.models.StructModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: SplitType):
-        super().__init__(dmm, fe_type, [("storage", fe_type.storage), *((f"n{n}", index) for n in range(fe_type.count))])
+nb.kept_as(SplitType, lambda ty: [("storage", ty.storage), *((f"n{n}", index) for n in range(ty.count))])
 
 
 # -- between Numba's values and objects -------------------------------------------------------------------------------
@@ -212,7 +191,7 @@ def traced(function: Callable[..., Any]) -> nb.Atom:
 _codes: dict[tuple, Any] = {}                                 # of traced methods, by name and arguments' types
 
 
-class TracedMethod(types.Callable):
+class TracedMethod(nb.OwnCallable):
     """A method that the compiler runs; the value is its object."""
 
     def __init__(self, owner: Any, method: str):
@@ -235,17 +214,11 @@ class TracedMethod(types.Callable):
     def _call(self, owner: Any, *args: Any) -> Any:
         return getattr(owner, self.method)(*args)
 
-    def get_call_signatures(self) -> Any:
-        return [], True
-
     def get_impl_key(self, sig: Signature) -> Any:
         return _codes[self.method, tuple(sig.args)]           # the first is the object
 
 
-@nb.register_model(TracedMethod)
-class _MethodModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: TracedMethod):
-        super().__init__(dmm, fe_type, dmm.lookup(fe_type.owner).get_value_type())
+nb.kept_as(TracedMethod, lambda ty: ty.owner)
 
 
 def _resolve(ty: types.Type, cls: type, example: Any, attr: str) -> Any:
@@ -267,12 +240,9 @@ def _read(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Val
     return value if inspect.ismethod(found) else lowered(context, builder, found)
 
 
-@nb.typing_registry.register_attr
-class _StaticAttributes(nb.AttributeTemplate):
-    key = StaticType
-
-    def generic_resolve(self, ty: StaticType, attr: str) -> Any:
-        return _resolve(ty, type(ty.value), ty.value, attr)
+@nb.attributes_of(StaticType)
+def _static_attribute_type(ty: StaticType, attr: str) -> Any:
+    return _resolve(ty, type(ty.value), ty.value, attr)
 
 
 @nb.lowering_registry.lower_getattr_generic(StaticType)
@@ -280,12 +250,9 @@ def _static_getattr(context: Context, builder: ir.IRBuilder, ty: StaticType, val
     return _read(context, builder, ty, value, attr, type(ty.value))
 
 
-@nb.typing_registry.register_attr
-class _SplitAttributes(nb.AttributeTemplate):
-    key = SplitType
-
-    def generic_resolve(self, ty: SplitType, attr: str) -> Any:
-        return _resolve(ty, ty.cls, object_of(None, None, ty, None), attr)
+@nb.attributes_of(SplitType)
+def _split_attribute_type(ty: SplitType, attr: str) -> Any:
+    return _resolve(ty, ty.cls, object_of(None, None, ty, None), attr)
 
 
 @nb.lowering_registry.lower_getattr_generic(SplitType)

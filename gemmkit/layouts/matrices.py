@@ -38,6 +38,7 @@ from gemmkit.layouts.base import (
     store_elements,
 )
 from gemmkit.layouts.plain import LINE, ColMajor, Discarded, Plain, RowMajor
+from gemmkit.layouts.structured import MOST
 from gemmkit.layouts.structured import Diagonal as DiagonalLayout
 from gemmkit.layouts.structured import Generated as GeneratedLayout
 from gemmkit.layouts.structured import Symmetric as SymmetricLayout
@@ -236,8 +237,6 @@ class GeneratedMatrix(Matrix):
     """
 
     def __init__(self, f: Any, shape: tuple[int, int], dtype: Any, *arguments: Any):
-        from gemmkit.layouts.structured import MOST
-
         if len(arguments) > MOST:
             raise TypeError(f"GeneratedMatrix() got {len(arguments)} arguments for its function; {MOST} are the most: "
                             "put numbers into an array")

@@ -40,7 +40,7 @@ class FPUOp(Operator):
     ``identity`` replaces elements beyond an operand's edge: multiplied by anything, it must leave the accumulator unchanged.
     ``start`` is the accumulator of an empty sum.
 
-    Raises ValueError unless MB * NB = 32, and M and N are multiples of MB and NB.
+    Raises ValueError unless MB * NB = 32, M and N are multiples of MB and NB, and two ``identity`` keep ``start``.
     """
 
     device_methods = (*Operator.device_methods, "multiply", "combine")
@@ -65,10 +65,22 @@ class FPUOp(Operator):
         if self.MB * self.NB != 32 or self.MB < 1:
             raise ValueError(f"{type(self).__name__}(MB={self.MB}, NB={self.NB}): MB * NB = 32 threads are needed")
         if self.M < 1 or self.N < 1 or self.M % self.MB or self.N % self.NB:
-            raise ValueError(f"{type(self).__name__}(M={self.M}, N={self.N}): multiples of MB={self.MB} and "
-                             f"NB={self.NB} are needed")
+            raise ValueError(f"{what}(M={self.M}, N={self.N}): multiples of MB={self.MB} and NB={self.NB} are needed")
         if self.K < 1:
             raise ValueError(f"{type(self).__name__}(K={self.K}): 1 or more is needed")
+        if self.is_ordinary:
+            return
+        try:                                           # elements beyond both operands' edges must change no sum
+            with np.errstate(all="ignore"):
+                start, edges = self.accumulator.type(self.start), (x.type(self.identity) for x in (self.dtype, self.b_dtype))
+                found = self.combine(start, product := self.multiply(*edges))
+                is_kept = found is None or bool(found == start)
+        except Exception:                              # device code that Python cannot run; whatever a user's method raises
+            return
+        if not is_kept:
+            raise ValueError(f"{what}: beyond the edge of K elements count as identity={self.identity}; multiply makes "
+                             f"{product} of two of them, and combine(start={self.start}, {product}) is {found} and must be "
+                             "start; give another identity, or test for it in multiply")
 
     # -- the arithmetic -------------------------------------------------------------------------------------------
 

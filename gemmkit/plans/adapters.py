@@ -494,7 +494,7 @@ class Reordering(Component):
     @staticmethod
     def of(x: ArrayInfo, y: ArrayInfo) -> Reordering:
         """Of arrays as `TensorCopy` orders their dimensions."""
-        is_tiled, size = y.strides[0] != 1, x.dtype.itemsize
+        is_tiled, size = y.strides[0] != min(y.strides), x.dtype.itemsize    # a copy of one column has no stride of 1
         loaded, stored = _vector(x, 0), _vector(y, int(is_tiled))
         if not is_tiled:
             loaded = stored = math.gcd(loaded, stored)
@@ -544,7 +544,7 @@ class TensorCopy:
         assert places[1] is not None and places[2] is not None
         return Launch(self.launchable, [Put(places[2], which[0]), Put(places[1], which[1])])
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def on_host(self, array: Any, mode: Any) -> np.ndarray:
         """The copy of x, which is this array."""

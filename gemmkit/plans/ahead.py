@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import arrays_of, field_values, freeze
-from gemmkit.emulator.mode import ExecutionTarget, computed_by
+from gemmkit.emulator import ExecutionTarget, computed_by
 from gemmkit.kernels.config import Config, device_given, products_given, sizes_given
 from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import look_again
@@ -321,7 +321,8 @@ def exported(compiled: Compiled, operands: Mapping[str, ArrayInfo | None], folde
         taken.append(_Taken("workspace", "memory of the kernels' own, zeroed before the first launch; launches that may "
                             "run at the same time need one each", nbytes, _APART))
     given = [one.name for one in taken]
-    kernels = [_kernel_of(f"{name}_{n}", one, names, given, compiled if one is first else None) for n, one in enumerate(launches)]
+    kernels = [_kernel_of(f"{name}_{n}", one, names, given, compiled if one is first else None)
+               for n, one in enumerate(launches)]
     cubins = {folder / f"{name}_{n}.cubin": one.kernel.entry().cubin for n, one in enumerate(launches)}
     for path, cubin in cubins.items():
         if not cubin.startswith(b"\x7fELF"):

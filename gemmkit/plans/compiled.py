@@ -328,7 +328,8 @@ class Compiled:
         self.values = self.launchable.values
         self.spaces = spaces_of(self.values, spec.arrays)
         #: Of operands, by their places among `OPERANDS`, and their workspaces.
-        self.copies = {OPERANDS.index(name): TensorCopy(whole(getattr(call, name)), whole(of)) for name, of in call.copies.items()}
+        self.copies = {OPERANDS.index(name): TensorCopy(whole(getattr(call, name)), whole(of))
+                       for name, of in call.copies.items()}
         self.staged = [Space(-1, f"{OPERANDS[n]} in another order", copy.nbytes) for n, copy in self.copies.items()]
         self.order = call.order
         self.puts, self.held_maps = self._places(spec)
@@ -400,7 +401,7 @@ class Compiled:
         """Another epilogue or observer of the planned kind, with workspaces for its reductions."""
         return reserve(name, component, self.config, self.spec, self._of_d(), self.computed.products)
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def filled(self, arrays: tuple[Any, ...]) -> list[Any]:
         return [arrays[3]]

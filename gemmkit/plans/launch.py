@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import uncached
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.runtime import launch
 from gemmkit.runtime.arrays import (
     ArrayInfo,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, freeze, number, without_arrays
-from gemmkit.emulator.mode import takes_small_mappings
+from gemmkit.emulator import takes_small_mappings
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.collectives.scheduler import StackSteps
 from gemmkit.kernels.ozaki import (
@@ -505,7 +505,7 @@ class OzakiProduct(Compiled):
         first.spaces, first.behind = spaces, behind
         return first
 
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
 
     def emulated(self, arrays: tuple[Any, Any, Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = self.views(arrays, arena)

@@ -25,7 +25,7 @@ from gemmkit.components import (
     uncached,
     without_arrays,
 )
-from gemmkit.emulator.mode import current_mode, world
+from gemmkit.emulator import current_mode, world
 from gemmkit.kernels.config import Config, Keywords, given, names_keywords, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from gemmkit.components import ALONGSIDE, MIRRORED, CapturedArray, Component, arrays_of, check_held, field_values
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
 from gemmkit.lang.checks import check_dtype, check_methods, dtype_given
@@ -134,7 +134,7 @@ def _extent(info: ArrayInfo | None) -> tuple[int, int]:
 # and are broadcast as NumPy does. From here on a call is planned for the first matrices; each knows by its ``steps``
 # (`gemmkit.runtime.array_info.ArrayInfo`) where those of the other products lie.
 
-STACK_LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
+LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide, and products are counted in as many
 
 Layouts = Mapping[str, ArrayLayout | None]
 Infos = Mapping[str, ArrayInfo | None]
@@ -159,9 +159,9 @@ def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
     except ValueError:
         raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: {stacks['a']} and {stacks['b']} cannot be "
                          "broadcast together") from None
-    if math.prod(stack) > STACK_LIMIT:
+    if math.prod(stack) > LIMIT:
         raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: a stack of {math.prod(stack)} products is over "
-                         f"the limit of {STACK_LIMIT}")
+                         f"the limit of {LIMIT}")
     shape = (*stack, "M" if M is None else M, "N" if N is None else N)
     c, out = infos.get("c"), infos.get("out")
     if c is not None and (not broadcasts(stacks["c"], stack) or _misfits(c, layouts["c"], M, N)):
@@ -239,8 +239,8 @@ def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None,
     before = shape[:max(0, len(shape) - own)]
     if stack is None:
         if before:
-            raise ValueError(f"{name} has shape {shape}; without a stack of products it needs {own} "
-                             f"dimension{'s' * (own > 1)}: reshape it")
+            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimensions"
+                             + (f"; give it the shape {shape[-own:]}" if own and math.prod(before) == 1 else ""))
         return
     if not broadcasts(before, stack):
         raise ValueError(f"{name} has shape {shape}: {before} cannot be broadcast to the stack of products, {stack}")
@@ -336,13 +336,8 @@ def _row(info: ArrayInfo) -> ArrayInfo:
 
 HOST = -1
 F32 = np.dtype(np.float32)
-LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
-_INSTEAD = {                                                    # words of other libraries
-    **dict.fromkeys(("bias", "activation"), "write epilogue=epilogues.Bias(bias) | epilogues.GELU()"),
-    **dict.fromkeys(("alpha", "beta"), "for alpha A B + beta C call gemmkit.blas.gemmEx"),
-    **dict.fromkeys(("trans_a", "trans_b", "transa", "transb", "transpose_a", "transpose_b"), "pass a transposed view, a.T")}
 PLAIN = "gemm_shape", "dtype", "precision", "mapping"          # keywords that are no fields of a configuration
 
 
@@ -376,7 +371,7 @@ class Call:
     moduli: int = 0                                                    # of int8 products that it is computed by; 0: none
     is_auto: bool = False                                              # by these where they are faster
     #: Of a and b those that are copied first (`gemmkit.tuning.choose.in_lines`), as they are then.
-    copies: Mapping[str, ArrayInfo] = field(default_factory=dict)
+    copies: Mapping[str, ArrayInfo] = dataclasses.field(default_factory=dict)
 
     @property
     def computed(self) -> Call:
@@ -420,13 +415,18 @@ class Call:
         return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
+#: What other libraries' keywords are called here.
+_INSTEAD = {**dict.fromkeys(("alpha", "beta"), "gemmkit.blas.gemmEx(transa, transb, alpha, a, b, beta, c)"),
+            **{f"trans{between}{x}": f"{x}.T for {x}" for x in "ab" for between in ("", "_", "pose_")},
+            "activation": "epilogue=gemmkit.epilogues.GELU()", "bias": "epilogue=gemmkit.epilogues.Bias(bias)"}
+
+
 def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul", own: str = "out, stream") -> dict[str, Any]:
     """Those that are given, each of its kind; ``what`` is the function that got them, ``own`` what it takes beside them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
-        hints = sorted({f"; {_INSTEAD[word]}" for word in unknown & _INSTEAD.keys()})
-        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}{''.join(hints)}; it takes {own}, "
-                        + ", ".join(KEYWORDS))
+        said = ", ".join(f"{name} (write {_INSTEAD[name]})" if name in _INSTEAD else name for name in sorted(unknown))
+        raise TypeError(f"{what}() got unknown keywords {said}; it takes {own}, " + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):
         if not isinstance(keywords[name], Transform):
@@ -472,20 +472,20 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     M, N, K = _sizes(infos, layouts, gemm_shape, vectors)
     device = target(a.device)
     products = math.prod(stack or ())
-    def asked_of(infos: dict[str, ArrayInfo | None]) -> ProductProblem:
-        key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
-        return ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
-
-    asked, copies = asked_of(infos), dict[str, ArrayInfo]()
+    key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
+    asked = ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
     moduli = moduli_of(precision, layouts["a"].dtype if layouts["a"] is not None else a.dtype)
+    is_open = conf is None and mapping is None and candidate is None
+    lines = in_lines(asked, device, precision) if is_open and not any(vectors) else None
+    copies = {name: of for name, of in (lines or asked).infos.items() if of is not None and of is not infos[name]}
+    if lines is not None:
+        key = partial(store.digest_of, lines.infos, lines.layouts, (M, N, K), keywords, device, products)
+        asked = dataclasses.replace(lines, key=key)
     if mapping is None and precision is not None and not (isinstance(precision, str) and precision in OZAKI):
         keywords["operator"] = by_precision(precision, asked, device)
     if mapping is not None:
         choice = batch_invariant(asked, precision, device)
     elif conf is None:
-        lines = None if moduli or candidate is not None or any(vectors) else in_lines(asked, device)
-        if lines is not None:
-            asked, copies = asked_of(lines), {name: of for name, of in lines.items() if of and of is not infos[name]}
         choice = choose(asked, device, candidate)
     else:
         if "operator" in keywords:
@@ -498,7 +498,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         raise ValueError(("a" if vectors.a else "b") + " has one dimension, and the other operand an axis for the parts of "
                          "its numbers: give a matrix of one " + ("row, a[None]" if vectors.a else "column, b[:, None]"))
     if not choice.swap_ab:
-        _check_operands(infos, conf, M, N, K)
+        _check_operands({**infos, **copies}, conf, M, N, K)
     if out is not None:
         in_place = not conf.global_d_layout.is_mirrored
         check_out(*((infos["out"], infos) if stack is None else (out, given)), in_place)       # type: ignore[arg-type]
@@ -531,21 +531,6 @@ def _check_mapping(mapping: object, precision: object, conf: Config | None, keyw
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-
-def finite_number(value: Any, name: str) -> float:
-    """A run-time number of a call, such as a scale, as a plain float.
-
-    Raises TypeError for what is no real number, ValueError for NaN and infinities.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}={value!r}: a real number is needed")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r}: a finite number is needed")
-    return float(value)
-
 
 def check_places(infos: dict[str, ArrayInfo | None]) -> None:
     """All on one device, or all on the host under emulation."""

@@ -58,4 +58,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     words = ", ".join(word for word in __all__ if word.islower())
     raise refused(AttributeError, f"gemmkit.programs has no word {name!r}: the words are {words}; and abs(x), x ** y, x @ "
-                                  "y, x.T, x.max(axis=1), min, sum, mean and astype")
+                                  "y, x.T, x.max(axis=1), min, sum, mean and astype; gp.call(f, x) calls any function of "
+                                  "numbers, such as gemmkit.epilogues.activations.gelu")

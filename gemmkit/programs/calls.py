@@ -31,7 +31,7 @@ import numpy as np
 
 from gemmkit import components
 from gemmkit.components import Component
-from gemmkit.emulator.mode import current_mode, world
+from gemmkit.emulator import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
 from gemmkit.plans.launch import KnownCall, cache

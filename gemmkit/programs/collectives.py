@@ -62,6 +62,9 @@ class Typed(Component):
         super().__post_init__()
         object.__setattr__(self, "dtype", dtype_given(self.dtype, type(self).__qualname__))
 
+    def finish(self) -> None:
+        """Wait for what results have under way: nothing."""
+
 
 @dataclass(frozen=True)
 class PanelTile(Typed):
@@ -387,9 +390,6 @@ class DirectOut(Typed):
         pairs, row, column = split(convert_all(self.dtype, values), 2), part.m + own_row(), part.n + own_column()
         each(put_pair, pairs, self, part, matrix_of(out, part.stack), row, column)
 
-    def finish(self) -> None:
-        """Nothing is under way."""
-
 
 def put_pair(pair: tuple, n: int, store: DirectOut, part: WarpgroupPart, out: Any, row: int, column: int) -> None:
     if row + n % 2 * 8 < part.rows:
@@ -413,9 +413,6 @@ class RowsOut(Typed):
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         each(put_row, values, self, part, matrix_of(out, part.stack), part.m + own_row())
-
-    def finish(self) -> None:
-        """Nothing is under way."""
 
 
 def put_row(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, row: int) -> None:
@@ -560,9 +557,6 @@ class OctetOut(Typed):
         if self.more > 0:
             held = join((held, fill(self.dtype, self.more // 2, 0)))
         return apply(octets, split(pack_narrow(held), 8))
-
-    def finish(self) -> None:
-        """Nothing is under way."""
 
 
 def put_row_of_octets(half: int, n: int, store: Any, part: WarpgroupPart, out: Any, words: tuple) -> None:

@@ -303,16 +303,18 @@ class KernelLimits:
     def why_not(self, info: ArrayInfo) -> str | None:
         """Why blocks of an operand cannot be brought, in words."""
         axis = len(info.shape) - 1
+        way = ("" if info.strides[axis] == 1 or info.shape[axis] == 1 else "; pass its transpose, and write the transpose "
+               "of its block, w[n, k].T" if 1 in info.strides[-2:-1] else "; pass a contiguous copy")
         if self.uses_tma:
             reason = why_not(info, axis)
             if reason is None:
                 return None
             other = KERNELS[MULTISTAGE].why_not(info)
-            more = f" (Mapping(kernel={MULTISTAGE!r}) takes it)" if other is None else ""
+            more = f" (Mapping(kernel={MULTISTAGE!r}) takes it)" if other is None else way
             return f"TMA cannot load it: {reason}{more}"
         if info.strides[axis] != 1 and info.shape[axis] > 1:
             return (f"cp.async cannot copy it: its elements are not contiguous along axis {axis} (stride "
-                    f"{info.strides[axis]})")
+                    f"{info.strides[axis]}){way}")
         if self.vector(info) < 2:
             return "cp.async cannot copy it: its rows begin at odd elements, but a copy moves 2, 4 or 8 elements"
         return None

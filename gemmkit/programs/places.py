@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.programs.called import EXTENT
+from gemmkit.programs.called import EXTENT, F32
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.mapping import KernelLimits
 from gemmkit.programs.trace import TF32, Carried, Loop, StoreStatement, Value, refuse_update
@@ -178,7 +178,6 @@ class RowRewriter(Rewriter):
 HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 FLOATS_8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INTEGERS = np.dtype(np.int8), np.dtype(np.uint8)
-F32 = np.dtype(np.float32)
 #: Operands of products; those of 8 bits also with others of their kind.
 TAKEN = frozenset((*HALVES, *FLOATS_8, *INTEGERS, F32))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, exact, freeze, without_arrays
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError

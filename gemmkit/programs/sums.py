@@ -255,9 +255,6 @@ class ColumnsOut(Typed):
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         each(put_column, values, self, part, matrix_of(out, part.stack), number(group))
 
-    def finish(self) -> None:
-        """Nothing is under way."""
-
 
 def put_column(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, thread: int) -> None:
     column = thread + n * store.threads

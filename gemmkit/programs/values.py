@@ -251,7 +251,7 @@ class Arithmetic:
     def __bool__(self) -> bool:
         raise refused(TypeError, "a program's control flow depends on a value, but values are known only when the kernel "
                                  "runs (if, and, or, not, in and a < b < c need them earlier). Choose with "
-                                 "where(condition, x, y); combine conditions with c & d, c | d and ~c")
+                                 "where(condition, x, y), maximum or minimum; combine conditions with c & d, c | d and ~c")
 
     def __array_ufunc__(self, function: Any, method: str, *given: Any, **keywords: Any) -> Any:
         """Of a NumPy number and a value the value decides; NumPy's functions compute nothing here."""

@@ -91,11 +91,8 @@ def _type_difference(context: TypingContext, a: types.Type, b: types.Type) -> An
     if a != b or not isinstance(a, types.Float):
         return None
     kind = f"f{a.bitwidth}"
-
-    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return assembly(builder, f"sub.rn.{kind} $0, $1, $2;", [v[0].type], list(v), pure=True)[0]
-
-    return signature(a, a, b), codegen
+    return signature(a, a, b), lambda ctx, builder, s, v: (
+        assembly(builder, f"sub.rn.{kind} $0, $1, $2;", [v[0].type], list(v), pure=True)[0])
 
 
 @atom(_type_difference)
@@ -237,7 +234,7 @@ maximum = _of_floats("maximum", "max.f32 $0, $1, $2;", 2, np.fmax, "The larger o
 # exceeds 2**(31 + l) by less than d <= 2**l, so the quotient's error is below n / 2**31 / d < 1 / d.) m fits into 32
 # bits.
 
-i32, i64 = ir.IntType(32), ir.IntType(64)
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 def divisor_reciprocal(d: int) -> tuple[np.uint32, int]:
@@ -270,7 +267,7 @@ def divided(n: int, multiplier: int, shift: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # Conversions that clamp to what a dtype holds, and round floats to the nearest integer.
 
-f32, f64, i32, i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
+f32, f64 = ir.FloatType(), ir.DoubleType()
 REAL = "Saturate takes real numbers; it got {}"
 
 
@@ -283,11 +280,8 @@ def _type_saturate(context: TypingContext, dtype: types.Type, value: types.Type)
         raise TypeError(REAL.format(value))
     is_float = isinstance(given, types.Float)
     convert = _to_float if wanted.kind not in "iu" else _from_float if is_float else _from_integer
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return convert(c, b, c.cast(b, v[1], value, given), given, target, wanted)
-
-    return signature(target, dtype, value), codegen
+    return signature(target, dtype, value), lambda c, b, s, v: (
+        convert(c, b, c.cast(b, v[1], value, given), given, target, wanted))
 
 
 def _held(ty: types.Type) -> Any:
@@ -370,7 +364,6 @@ def saturate(dtype: np.dtype, value: Any) -> Any:
 # of elements, `hadd2`, `hmul2`, `hfma2` of pairs (CUDA's names).
 
 F16 = np.dtype(np.float16)
-i16, i32 = ir.IntType(16), ir.IntType(32)
 
 
 def _half(name: str, operation: str, operands: int, pairs: bool, compute: Any, doc: str) -> Atom:
@@ -418,8 +411,6 @@ def _negative(context: Context, builder: ir.IRBuilder, kind: types.Type, values:
     if isinstance(kind, types.Float):
         return [builder.fsub(ir.Constant(v.type, -0.0), v) for v in values]
     if isinstance(kind, NarrowFloatType) and len(values) * kind.bits.width % 32 == 0:
-        from gemmkit.ptx.registers import from_registers, to_registers
-
         signs = ir.Constant(i32, 0x80008000 if kind.bits.width == 16 else 0x80808080)
         return from_registers(builder, [builder.xor(word, signs) for word in to_registers(builder, values)], kind.bits)
     inner = context.typing_context.resolve_function_type(operator.neg, (kind,), {})

@@ -64,10 +64,9 @@ def _type_set(context: TypingContext, view: types.Type, at: types.Type, number: 
     if not (_is_counter(view, at) and isinstance(number, types.Integer)):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, "st.relaxed.gpu.global.u32 [$0], $1;", [],
                  [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, view, at, number), codegen
 
@@ -85,9 +84,8 @@ def _type_await(context: TypingContext, view: types.Type, at: types.Type, number
     text = (f"{{ .reg .pred p; .reg .b32 x; AGAIN_${{:uid}}: ld.{order.literal_value}.gpu.global.u32 x, [$0]; "
             "setp.lo.u32 p, x, $1; @p bra AGAIN_${:uid}; }")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, text, [], [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, view, at, number, order), codegen
 
@@ -125,11 +123,9 @@ def _type_await_flag(context: TypingContext, view: types.Type, at: types.Type, v
             and all(isinstance(x, types.Integer) for x in (at, value, patience))):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        place = [coordinates_of(c, b, at, v[1], view.coordinate)]
-        pointer = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), place, i8), i64)
-        assembly(b, _TEXT, [], [pointer, c.cast(b, v[2], value, index), c.cast(b, v[3], patience, index)], memory=True)
-        return c.get_dummy_value()
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
+        given = [c.cast(b, x, t, index) for x, t in zip(v[2:], (value, patience))]
+        assembly(b, _TEXT, [], [_address(c, b, view, v[0], at, v[1]), *given], memory=True)
 
     return signature(types.none, view, at, value, patience), codegen
 
@@ -176,29 +172,42 @@ def place(pointer: SharedPointer, position: int) -> int:
     return pointer.offset + int(position) * pointer.dtype.itemsize
 
 
-def _instruction(text: str, operands: int) -> Any:
+def of_barrier(text: str, operands: int) -> Any:
     """The typer of an atom ``f(barriers, n, *operands)``; the text has the barrier's address as ``$0``."""
     def typer(context: TypingContext, pointer: types.Type, n: types.Type, *given: types.Type) -> Any:
         if not is_barrier(pointer, n) or len(given) != operands or not all(isinstance(t, types.Integer) for t in given):
             return None
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             address = element_address(c, b, pointer, v[0], n, v[1])
             assembly(b, text, [], [address, *(c.cast(b, x, t, index) for x, t in zip(v[2:], given))], memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, pointer, n, *given), codegen
 
     return typer
 
 
-@atom(_instruction("mbarrier.init.shared::cta.b64 [$0], $1;", 1))
+def all_but(text: str) -> Any:
+    """The typer of an atom that waits for a thread's groups of copies, all but the newest ``pending`` (a constant)."""
+    def typer(context: TypingContext, pending: types.Type) -> Any:
+        if not isinstance(pending, types.IntegerLiteral) or pending.literal_value < 0:
+            return None
+
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
+            assembly(b, f"{text} {pending.literal_value};", [], [], memory=True)
+
+        return signature(types.none, pending), codegen
+
+    return typer
+
+
+@atom(of_barrier("mbarrier.init.shared::cta.b64 [$0], $1;", 1))
 def mbarrier_init(barriers: Any, n: int, count: int) -> None:
     """Make a barrier whose phases take ``count`` arrivals. One thread does it, before a barrier of the block."""
     emulator.barriers.make(current(), place(barriers, n), int(count))
 
 
-@atom(_instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1))
+@atom(of_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1))
 def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
     """Arrive, and have the phase wait for ``nbytes`` bytes of copies as well."""
     thread = current()
@@ -207,7 +216,7 @@ def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
     barrier.arrive(thread)
 
 
-@atom(_instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", 0))
+@atom(of_barrier("mbarrier.arrive.shared::cta.b64 _, [$0];", 0))
 def mbarrier_arrive(barriers: Any, n: int) -> None:
     """Arrive at a barrier of this block."""
     thread = current()
@@ -216,7 +225,7 @@ def mbarrier_arrive(barriers: Any, n: int) -> None:
 
 
 # Not mbarrier.arrive.release.cluster: its release costs a MEMBAR of the whole GPU each time, a third of a kernel's speed.
-@atom(_instruction("{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, "
+@atom(of_barrier("{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, "
                    "[there]; }", 1))
 def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
     """Arrive at the barrier at the same place in the shared memory of block ``rank`` of the cluster."""
@@ -225,7 +234,7 @@ def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
 
 
 # The braces make the labels local, so that the text may stand in a function many times.
-@atom(_instruction("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @done bra over; "
+@atom(of_barrier("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @done bra over; "
                    "bra again; over: }", 1))
 def mbarrier_wait(barriers: Any, n: int, parity: int) -> None:
     """Wait until the last phase of this parity (0 or 1) is complete."""
@@ -299,14 +308,13 @@ def _type_store_async(context: TypingContext, pointer: types.Type, position: typ
             f"mapa.shared::cluster.u32 barrier, ${words + 1}, ${words + 2}; "
             f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 [there], {data}, [barrier]; }}")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         given: list = []
         for i in range(values.count):
             one = b.extract_value(v[2], i)
             given += as_words(b, b.bitcast(one, ir.IntType(8 * pointer.dtype.itemsize)))
         assembly(b, text, [], [element_address(c, b, pointer, v[0], position, v[1]), *given,
                                element_address(c, b, barriers, v[3], n, v[4]), c.cast(b, v[5], rank, index)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, position, values, barriers, n, rank), codegen
 

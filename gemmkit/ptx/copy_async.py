@@ -17,7 +17,7 @@ from gemmkit.lang.host import View, current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import assembly, index, plain
-from gemmkit.ptx.barriers import element_address, is_barrier, place
+from gemmkit.ptx.barriers import all_but, of_barrier, place
 from gemmkit.ptx.memory import is_position
 
 i1, i8, i32, i64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -69,14 +69,13 @@ def _type_copy(context: TypingContext, pointer: types.Type, base: types.Type, ah
     text = f"{{ .reg .pred p; setp.eq.u32 p, $2, 0; {copy}, p; }}"
     always = isinstance(is_there, types.BooleanLiteral) and is_there.literal_value
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         if always:
             assembly(b, copy + ";", [], ends, memory=True)
         else:
             there = v[6] if v[6].type == i1 else b.trunc(v[6], i1)
             assembly(b, text, [], [*ends, b.zext(there, i32)], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, ahead, view, offset, count, is_there), codegen
 
@@ -110,10 +109,9 @@ def _type_clipped(context: TypingContext, pointer: types.Type, base: types.Type,
     if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(there, types.Integer):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         assembly(b, f"{_copy_of(nbytes)}, $2;", [], [*ends, b.mul(c.cast(b, v[6], there, index), i32(size))], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, ahead, view, offset, count, there), codegen
 
@@ -127,37 +125,13 @@ def copy_async_clipped(pointer: Any, base: int, ahead: int, view: Any, offset: i
                         view.address + int(offset) if nbytes else None, int(count) * pointer.dtype.itemsize, nbytes)
 
 
-def _type_wait(context: TypingContext, pending: types.Type) -> Any:
-    if not isinstance(pending, types.IntegerLiteral):
-        return None
-    text = f"cp.async.wait_group {int(pending.literal_value)};"
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        assembly(b, text, [], [], memory=True)
-        return c.get_dummy_value()
-
-    return signature(types.none, pending), codegen
-
-
-@atom(_type_wait)
+@atom(all_but("cp.async.wait_group"))
 def wait_copies(pending: int) -> None:
     """Wait until all groups of this thread's copies are done but the newest ``pending`` (a constant)."""
     emulator.copies.wait(current(), int(pending))
 
 
-def _type_arrive(context: TypingContext, pointer: types.Type, n: types.Type) -> Any:
-    if not is_barrier(pointer, n):
-        return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        assembly(b, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [], [element_address(c, b, pointer, v[0], n, v[1])],
-                 memory=True)
-        return c.get_dummy_value()
-
-    return signature(types.none, pointer, n), codegen
-
-
-@atom(_type_arrive)
+@atom(of_barrier("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", 0))
 def copies_arrive(barriers: Any, n: int) -> None:
     """Have an arrival at barrier ``n`` follow when all copies that this thread has started are done."""
     thread = current()
@@ -171,11 +145,10 @@ def _type_prefetch(context: TypingContext, view: types.Type, position: types.Typ
     if not is_position(view, position):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         at = coordinates_of(c, b, position, v[1], view.coordinate)
         address = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), [at], i8), i64)
         assembly(b, "prefetch.global.L2 [$0];", [], [address])
-        return c.get_dummy_value()
 
     return signature(types.none, view, position), codegen
 

@@ -40,10 +40,10 @@ from gemmkit.lang.memory import (
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import Record, part_size, scalars
 from gemmkit.lang.records import of_parts, part_of
-from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type
+from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type, index, numpy_dtype
 from gemmkit.ptx.registers import elements, from_registers, pointer_at, to_registers
 
-i16, i32 = ir.IntType(16), ir.IntType(32)
+i8, i16, i32, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 def unit_type(size: int, itemsize: int) -> Any:
@@ -254,7 +254,7 @@ def _type_store_global(context: TypingContext, view: types.Type, axis: types.Typ
         if got is not None:
             raise ConfigError(refusal("an array", got, view.dtype))
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         given = cast_elements(c, b, values, v[4], view.element)
         if isinstance(view.element, RecordType):
             parts, at = words_of_records(c, b, view.element, given), 0
@@ -265,10 +265,9 @@ def _type_store_global(context: TypingContext, view: types.Type, axis: types.Typ
                     piece = pack(c, b, _word(view.element), parts[at:at + words], pointer.type.pointee)
                 b.store(piece, pointer, align=words * part_size(view.dtype))
                 at += words
-            return c.get_dummy_value()
+            return
         for at, width, pointer, unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=access_alignment(view, width))
-        return c.get_dummy_value()
 
     return signature(types.none, view, axis, base, offset, values), codegen
 
@@ -298,8 +297,6 @@ def _type_shared(context: TypingContext, dtype: types.Type, offset: types.Type) 
     named = dtype_type(dtype)
     if named is None or not isinstance(offset, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
-
     return (signature(SharedType(numpy_dtype(named.target)), dtype, offset),
             lambda c, b, s, v: c.cast(b, v[1], offset, index))
 
@@ -313,8 +310,6 @@ def shared(dtype: np.dtype | type, offset: int) -> SharedPointer:
 def _type_repoint(context: TypingContext, pointer: types.Type, dtype: types.Type, distance: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
-
     return (signature(SharedType(numpy_dtype(dtype.target), pointer.pinned), pointer, dtype, distance),
             lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
 
@@ -363,13 +358,12 @@ def _type_store_shared(context: TypingContext, pointer: types.Type, base: types.
     n = len(values.types)
     width, unit = _shared_pieces(pointer, n)
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = cast_elements(c, b, values, v[3], pointer.element)
         for at in range(0, n, width):
             where = shared_pointer(b, pointer, v[0], [*terms, i32(at)], unit)
             b.store(pack(c, b, pointer.element, given[at:at + width], unit), where, align=width * pointer.dtype.itemsize)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, offset, values), codegen
 
@@ -386,7 +380,6 @@ def store_shared(pointer: SharedPointer, base: int, offset: int, values: tuple) 
 # Between a load and a store with nothing in between, 16- and 8-bit elements travel as 32-bit words: merging them one by
 # one where a tile is out of range would cost two instructions an element.
 
-i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LINE = 16                              # bytes that are loaded together
 
 
@@ -476,9 +469,7 @@ def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tup
 def _type_pack_words(context: TypingContext, values: types.Type) -> Any:
     if not isinstance(values, types.UniTuple):
         return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    size = numpy_dtype(values.dtype).itemsize
+    size = element_size(values.dtype)
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given, element, width = cast_elements(c, b, values, v[0], values.dtype), values.dtype, size
@@ -508,9 +499,7 @@ def _part_word(element: RecordType) -> Any:
 def _type_unpack_words(context: TypingContext, dtype: types.Type, words: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    size = numpy_dtype(dtype.target).itemsize
+    size = element_size(dtype.target)
     per = max(1, 4 // size)
     step = max(1, size // 4)
     result = types.UniTuple(dtype.target, 4 * words.count // size)
@@ -545,11 +534,8 @@ def _type_pack_narrow(context: TypingContext, values: types.Type) -> Any:
     words, rest = divmod(values.count * element_size(values.dtype), 4)
     if rest:
         return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count)))
-
-    return signature(types.UniTuple(types.uint32, words), values), codegen
+    return signature(types.UniTuple(types.uint32, words), values), lambda c, b, s, v: (
+        c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count))))
 
 
 @atom(_type_pack_narrow)
@@ -563,11 +549,8 @@ def _type_unpack_narrow(context: TypingContext, dtype: types.Type, words: types.
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     result = types.UniTuple(dtype.target, 4 * words.count // element_size(dtype.target))
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target)))
-
-    return signature(result, dtype, words), codegen
+    return signature(result, dtype, words), lambda c, b, s, v: (
+        c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target))))
 
 
 @atom(_type_unpack_narrow)
@@ -578,8 +561,6 @@ def unpack_narrow(dtype: np.dtype, words: tuple) -> tuple:
 
 def element_size(element: types.Type) -> int:
     """Bytes of an element of device code."""
-    from gemmkit.lang.scalars import numpy_dtype
-
     return int(numpy_dtype(element).itemsize)
 
 
@@ -614,9 +595,7 @@ def interleave_words(vectors: tuple) -> tuple:
 def _type_first_elements(context: TypingContext, dtype: types.Type, word: types.Type, count: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or word != types.uint32 or not isinstance(count, types.Integer):
         return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    bits = 8 * numpy_dtype(dtype.target).itemsize
+    bits = 8 * element_size(dtype.target)
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         most, left = 32 // bits, c.cast(b, v[2], count, types.int32)
@@ -647,7 +626,7 @@ def _type_store_words(context: TypingContext, pointer: types.Type, base: types.T
     size = pointer.dtype.itemsize
     step = piece_bytes(4 * words.count, 16) // 4
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = [b.extract_value(v[3], n) for n in range(words.count)]
         unit = ir.VectorType(i32, step) if step > 1 else i32
@@ -655,7 +634,6 @@ def _type_store_words(context: TypingContext, pointer: types.Type, base: types.T
             value = pack(c, b, types.uint32, given[at:at + step], unit)
             ahead = i32(4 * at // size) if size <= 4 else i32(at // (size // 4))
             b.store(value, shared_pointer(b, pointer, v[0], [*terms, ahead], unit), align=4 * step)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, offset, words), codegen
 

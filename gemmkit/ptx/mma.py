@@ -513,12 +513,11 @@ def _stmatrix_typer(context: TypingContext, pointer: types.Type, base: types.Typ
     n, transposed = values.count // 2, bool(trans.literal_value)
     text = f"stmatrix.sync.aligned.m8n8.x{n}{'.trans' if transposed else ''}.shared.b16 [$0], {braces(1, n)};"
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = [b.bitcast(x, ir.IntType(16)) for x in elements(b, v[3], values.count)]
         assembly(b, text, [], [shared_address(b, pointer, v[0], terms), *to_registers(b, given)], memory=True,
                  convergent=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, base, offset, values, trans), codegen
 

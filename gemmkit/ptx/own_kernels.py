@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View

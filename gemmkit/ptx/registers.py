@@ -17,16 +17,14 @@ import numpy as np
 from gemmkit.lang.host import PinnedPointer, SharedPointer
 from gemmkit.lang.memory import SHARED, SharedType, ViewType, proxy, shared_pointer, shared_symbol
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
-from gemmkit.lang.scalars import DTypeType, assembly
+from gemmkit.lang.scalars import DTypeType, assembly, index, numpy_dtype
 
-i32 = ir.IntType(32)
+i1, i8, i32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 
 
 def _type_shared_place(context: TypingContext, dtype: types.Type, position: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(position, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
-
     size = numpy_dtype(dtype.target).itemsize
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
@@ -45,8 +43,6 @@ def shared_place(dtype: np.dtype, position: int) -> int:
 def _type_pinned(context: TypingContext, pointer: types.Type, place: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or pointer.pinned or not isinstance(place, types.Integer):
         return None
-    from gemmkit.lang.scalars import index
-
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         total = b.add(v[0], c.cast(b, v[1], place, index))
         return assembly(b, "mov.b32 $0, $1;", [i32], [total], pure=True)[0]
@@ -450,8 +446,6 @@ def as_float8(words: tuple, half: int, tables: tuple) -> tuple:
 
 # --------------------------------------------------------------------------------------------------
 # Fragments of 16- and 8-bit elements as the 32-bit registers that instructions take, and back.
-
-i1, i8, i32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 
 
 def elements(builder: ir.IRBuilder, value: ir.Value, count: int) -> list:

@@ -102,14 +102,20 @@ def barrier() -> None:
     current().barrier()
 
 
+@atom(plain("trap;"))
+def trap() -> None:
+    """End the kernel with an error, which the stream's next synchronisation raises: an argument in memory is wrong. (In the
+    emulator an IndexError at once.)"""
+    raise IndexError("the kernel traps: a number that it has read is no place of an array")
+
+
 def _type_warp_barrier(context: TypingContext, lanes: types.Type | None = None) -> Any:
     if lanes is None:
         return plain("bar.warp.sync 0xffffffff;", convergent=True)(context)
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         group = _of_group(b, c.cast(b, v[0], lanes, index))
         assembly(b, "bar.warp.sync $0;", [], [group], memory=True, convergent=True)
-        return c.get_dummy_value()
 
     return signature(types.none, lanes), codegen
 
@@ -121,19 +127,19 @@ def warp_barrier(lanes: int = 32) -> None:
     current().collective("bar.warp.sync", None, lambda given: given, size=lanes)
 
 
-def _type_uniform(context: TypingContext, value: types.Type) -> Any:
-    if not isinstance(value, types.Integer):
-        return None
-    function = ir.FunctionType(i32, [i32])
-    text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
+def _kept(text: str) -> Any:
+    """The typer of an atom that makes a coordinate of one by an instruction, which stays where it is."""
+    def typer(context: TypingContext, value: types.Type) -> Any:
+        if not isinstance(value, types.Integer):
+            return None
+        function = ir.FunctionType(i32, [i32])
+        return signature(index, value), lambda c, b, s, v: (
+            b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)]))
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
-
-    return signature(index, value), codegen
+    return typer
 
 
-@atom(_type_uniform)
+@atom(_kept("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"))
 def uniform(value: int) -> int:
     """Lane 0's value in every lane of the warp: lets the assembler keep what follows from it in uniform registers."""
     return current().collective("uniform", value, lambda values: [values[0]] * len(values), sync=False)
@@ -142,11 +148,8 @@ def uniform(value: int) -> int:
 def _type_udiv(context: TypingContext, a: types.Type, b: types.Type) -> Any:
     if not (isinstance(a, types.Integer) and isinstance(b, types.Integer)):
         return None
-
-    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return builder.udiv(c.cast(builder, v[0], a, index), c.cast(builder, v[1], b, index))
-
-    return signature(index, a, b), codegen
+    return signature(index, a, b), lambda c, builder, s, v: (
+        builder.udiv(c.cast(builder, v[0], a, index), c.cast(builder, v[1], b, index)))
 
 
 @atom(_type_udiv)
@@ -161,11 +164,8 @@ def _type_carried(context: TypingContext, value: types.Type) -> Any:
     kind, letter = ir.IntType(value.bitwidth), "r" if value.bitwidth == 32 else "l"
     function = ir.FunctionType(kind, [kind])
     text = f"mov.b{value.bitwidth} $0, $1;"
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return b.call(ir.InlineAsm(function, text, f"={letter},{letter}", side_effect=False), [v[0]])
-
-    return signature(value, value), codegen
+    return signature(value, value), lambda c, b, s, v: (
+        b.call(ir.InlineAsm(function, text, f"={letter},{letter}", side_effect=False), [v[0]]))
 
 
 @atom(_type_carried)
@@ -175,18 +175,7 @@ def carried(value: int) -> int:
     return value
 
 
-def _type_rolled(context: TypingContext, value: types.Type) -> Any:
-    if not isinstance(value, types.Integer):
-        return None
-    function = ir.FunctionType(i32, [i32])
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return b.call(ir.InlineAsm(function, "mov.b32 $0, $1;", "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
-
-    return signature(index, value), codegen
-
-
-@atom(_type_rolled)
+@atom(_kept("mov.b32 $0, $1;"))
 def rolled(value: int) -> int:
     """The value, of which LLVM knows nothing: it does not unroll a loop that counts with it (``n = rolled(n + 1)``). The
     assembler still may, where it finds registers for it."""
@@ -203,7 +192,6 @@ def _type_any(context: TypingContext, condition: types.Type) -> Any:
             "selp.u32 $0, 1, 0, there; }")
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        i32 = ir.IntType(32)
         found = assembly(b, text, [i32], [b.zext(v[0], i32)], convergent=True)[0]
         return b.icmp_unsigned("!=", found, i32(0))
 

@@ -18,14 +18,14 @@ from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import assembly, index, plain
-from gemmkit.ptx.barriers import element_address, is_barrier, place
+from gemmkit.ptx.barriers import all_but, element_address, is_barrier, place
 from gemmkit.runtime.compile import PLACEHOLDER
 
 BYTES = 128                            # of a tensor map
 WORDS_DTYPE = np.dtype(np.int64)
 WORDS = BYTES // WORDS_DTYPE.itemsize  # columns of a table
 
-i32, i64 = ir.IntType(32), ir.IntType(64)
+i8, i16, i32, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 class MapAddressType(types.Type):
@@ -35,10 +35,7 @@ class MapAddressType(types.Type):
         super().__init__("TensorMapAddress")
 
 
-@nb.register_model(MapAddressType)
-class _MapAddressModel(nb.models.PrimitiveModel):
-    def __init__(self, dmm: nb.DataModelManager, fe_type: MapAddressType):
-        super().__init__(dmm, fe_type, i64)
+nb.kept_as(MapAddressType, lambda ty: i64)
 
 
 map_address = MapAddressType()
@@ -66,10 +63,9 @@ def _type_acquire(context: TypingContext, table: types.Type, row: types.Type) ->
     if not _is_table(table, row):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         text = f"{{ .reg .u64 map; cvta.global.u64 map, $0; fence.proxy.tensormap::generic.acquire.sys [map], {BYTES}; }}"
         assembly(b, text, [], [_address(c, b, table, v[0], row, v[1])], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, table, row), codegen
 
@@ -83,11 +79,8 @@ def acquire_map(table: Any, row: int) -> None:
 def _type_map_at(context: TypingContext, table: types.Type, row: types.Type) -> Any:
     if not _is_table(table, row):
         return None
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return assembly(b, "cvta.global.u64 $0, $1;", [i64], [_address(c, b, table, v[0], row, v[1])], pure=True)[0]
-
-    return signature(map_address, table, row), codegen
+    return signature(map_address, table, row), lambda c, b, s, v: (
+        assembly(b, "cvta.global.u64 $0, $1;", [i64], [_address(c, b, table, v[0], row, v[1])], pure=True)[0])
 
 
 @atom(_type_map_at)
@@ -112,8 +105,6 @@ def map_at(table: Any, row: int) -> Any:
 # Device code gets a map as a kernel parameter of type `TensorMapType`. TMA wants its address, which only the assembler
 # knows: the code says ``PLACEHOLDER`` and the map's number, and `gemmkit.runtime.compile` puts the parameter's name in.
 # Or it takes one of a table (`gemmkit.ptx.tma`).
-
-i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 
 
 class TensorMapType(types.Type):
@@ -176,40 +167,42 @@ def _box(first: int, rank: int) -> str:
     return f"[${first}, {{{', '.join(f'${first + 1 + n}' for n in range(rank))}}}]"
 
 
-def _type_load_at(map: types.Type, coordinates: types.Type, offsets: types.Type | None, pointer: types.Type,
-                  position: types.Type, barriers: types.Type, n: types.Type, mask: types.Type | None) -> Any:
-    """Of all loads: with ``offsets`` in im2col mode, with a ``mask`` into several blocks."""
-    if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
-        return None
-    rank, moved = coordinate_count(coordinates), 0 if offsets is None else coordinate_count(offsets)
-    if offsets is not None and not (3 <= rank <= 5 and moved == rank - 2):
-        return None
-    mode, taps = (".im2col", ", {" + ", ".join(f"${rank + 3 + n}" for n in range(moved)) + "}") if moved else ("", "")
-    many, last = (".multicast::cluster", f", ${rank + moved + 3}") if mask else ("", "")
-    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{many} [$0], "
-            f"{_box(1, rank)}, [${rank + 2}]{taps}{last};")
+def _load(im2col: bool = False, multicast: bool = False) -> Any:
+    """The typer of a load, which is given offsets in im2col mode, and a mask where it goes into several blocks."""
+    def typer(context: TypingContext, map: types.Type, coordinates: types.Type, *given: types.Type) -> Any:
+        if len(given) != 4 + im2col + multicast:
+            return None
+        pointer, position, barriers, n = given[im2col:4 + im2col]
+        if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
+            return None
+        if multicast and not isinstance(given[-1], types.Integer):
+            return None
+        rank, moved = coordinate_count(coordinates), 0
+        if im2col:
+            moved = coordinate_count(given[0]) if isinstance(given[0], types.BaseTuple) else 0
+            if not (3 <= rank <= 5 and moved == rank - 2):
+                return None
+        mode, taps = (".im2col", ", {" + ", ".join(f"${rank + 3 + n}" for n in range(moved)) + "}") if moved else ("", "")
+        many, last = (".multicast::cluster", f", ${rank + moved + 3}") if multicast else ("", "")
+        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{many} [$0], "
+                f"{_box(1, rank)}, [${rank + 2}]{taps}{last};")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        to = v[3:] if moved else v[2:]
-        operands = [element_address(c, b, pointer, to[0], position, to[1]), _map_address(b, map, v[0]),
-                    *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, to[2], n, to[3])]
-        if moved:
-            operands += [b.trunc(offset, i16) for offset in coordinates_of(c, b, offsets, v[2])]
-        if mask:
-            operands.append(b.trunc(c.cast(b, to[4], mask, index), i16))
-        assembly(b, text, [], operands, memory=True)
-        return c.get_dummy_value()
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
+            to = v[2 + im2col:]
+            operands = [element_address(c, b, pointer, to[0], position, to[1]), _map_address(b, map, v[0]),
+                        *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, to[2], n, to[3])]
+            if im2col:
+                operands += [b.trunc(offset, i16) for offset in coordinates_of(c, b, given[0], v[2])]
+            if multicast:
+                operands.append(b.trunc(c.cast(b, to[4], given[-1], index), i16))
+            assembly(b, text, [], operands, memory=True)
 
-    given = (map, coordinates, *([offsets] if moved else []), pointer, position, barriers, n, *([mask] if mask else []))
-    return signature(types.none, *given), codegen
+        return signature(types.none, map, coordinates, *given), codegen
 
-
-def _type_load(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type, position: types.Type,
-               barriers: types.Type, n: types.Type) -> Any:
-    return _type_load_at(map, coordinates, None, pointer, position, barriers, n, None)
+    return typer
 
 
-@atom(_type_load)
+@atom(_load())
 def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int) -> None:
     """Copy the box at ``coordinates`` (1 to 5 numbers, the fastest dimension first) to element ``position`` of ``pointer``.
 
@@ -219,28 +212,14 @@ def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
 
-def _type_multicast(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type,
-                    position: types.Type, barriers: types.Type, n: types.Type, mask: types.Type) -> Any:
-    if not isinstance(mask, types.Integer):
-        return None
-    return _type_load_at(map, coordinates, None, pointer, position, barriers, n, mask)
-
-
-@atom(_type_multicast)
+@atom(_load(multicast=True))
 def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int,
                        mask: int) -> None:
     """`tma_load` into every block of the cluster whose bit in ``mask`` is set, at the same place and for its own barrier."""
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
 
-def _type_load_im2col(context: TypingContext, map: types.Type, coordinates: types.Type, offsets: types.Type,
-                      pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type) -> Any:
-    if not isinstance(offsets, types.BaseTuple):
-        return None
-    return _type_load_at(map, coordinates, offsets, pointer, position, barriers, n, None)
-
-
-@atom(_type_load_im2col)
+@atom(_load(im2col=True))
 def tma_load_im2col(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any,
                     n: int) -> None:
     """`tma_load` in im2col mode (PTX ISA, "im2col mode"): channels of as many positions as the map's box has, from
@@ -249,15 +228,7 @@ def tma_load_im2col(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, 
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None, offsets)
 
 
-def _type_multicast_im2col(context: TypingContext, map: types.Type, coordinates: types.Type, offsets: types.Type,
-                           pointer: types.Type, position: types.Type, barriers: types.Type, n: types.Type,
-                           mask: types.Type) -> Any:
-    if not isinstance(mask, types.Integer) or not isinstance(offsets, types.BaseTuple):
-        return None
-    return _type_load_at(map, coordinates, offsets, pointer, position, barriers, n, mask)
-
-
-@atom(_type_multicast_im2col)
+@atom(_load(im2col=True, multicast=True))
 def tma_load_im2col_multicast(map: Any, coordinates: tuple, offsets: tuple, pointer: Any, position: int, barriers: Any,
                               n: int, mask: int) -> None:
     """`tma_load_im2col` into every block of the cluster whose bit in ``mask`` is set."""
@@ -272,11 +243,10 @@ def _store_by(begin: str, end: str) -> Any:
         rank = coordinate_count(coordinates)
         text = f"{begin}.{rank}d.global.shared::cta{end}.bulk_group {_box(0, rank)}, [${rank + 1}];"
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1]),
                         element_address(c, b, pointer, v[2], position, v[3])]
             assembly(b, text, [], operands, memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, map, coordinates, pointer, position), codegen
 
@@ -309,29 +279,14 @@ def tma_commit() -> None:
     emulator.copies.stores(current()).commit()
 
 
-def _wait(suffix: str) -> Any:
-    def typer(context: TypingContext, pending: types.Type) -> Any:
-        if not isinstance(pending, types.IntegerLiteral) or pending.literal_value < 0:
-            return None
-        text = f"cp.async.bulk.wait_group{suffix} {pending.literal_value};"
-
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            assembly(b, text, [], [], memory=True)
-            return c.get_dummy_value()
-
-        return signature(types.none, pending), codegen
-
-    return typer
-
-
-@atom(_wait(".read"))
+@atom(all_but("cp.async.bulk.wait_group.read"))
 def tma_wait_read(pending: int) -> None:
     """Wait until all but the last ``pending`` (a constant) groups of stores have read their shared memory."""
     thread = current()
     emulator.copies.stores(thread).wait(thread, pending, done=False)
 
 
-@atom(_wait(""))
+@atom(all_but("cp.async.bulk.wait_group"))
 def tma_wait(pending: int) -> None:
     """Wait until all but the last ``pending`` (a constant) groups of stores are done."""
     thread = current()
@@ -342,9 +297,8 @@ def _type_prefetch(context: TypingContext, map: types.Type) -> Any:
     if not _is_map(map):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, "prefetch.tensormap [$0];", [], [_map_address(b, map, v[0])], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, map), codegen
 

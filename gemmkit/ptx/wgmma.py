@@ -33,9 +33,8 @@ def _type_anchor(context: TypingContext, pointer: types.Type, value: types.Type)
     text = (f"{{ .reg .pred never; .reg .b32 bits; mov.b32 bits, $1; setp.eq.b32 never, bits, {NEVER:#x}; "
             "@never mbarrier.arrive.shared::cta.b64 _, [$0]; }")
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         assembly(b, text, [], [shared_address(b, pointer, v[0], []), v[1]], memory=True)
-        return c.get_dummy_value()
 
     return signature(types.none, pointer, value), codegen
 
@@ -62,7 +61,7 @@ def anchor(barriers: Any, value: float) -> None:
 # * MN-major: lines run along M or N, and 8 of them are 8 steps of K. The next 8 steps of K are ``stride_bytes`` on, the next
 #   swizzle width along M or N is ``leading_bytes`` on. (Without a swizzle the two change places.)
 
-i32, i64 = ir.IntType(32), ir.IntType(64)
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FIELD = 0x3FFF
 _SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
 
@@ -190,9 +189,8 @@ def _set_registers(action: str) -> Any:
             return None
         text = f"setmaxnreg.{action}.sync.aligned.u32 {n.literal_value};"
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             assembly(b, text, [], [], memory=True, convergent=True)
-            return c.get_dummy_value()
 
         return signature(types.none, n), codegen
 
@@ -218,7 +216,7 @@ def _at_barrier(instruction: str) -> Any:
         if not (isinstance(number, types.Integer) and isinstance(threads, types.Integer)):
             return None
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             texts: list[str] = []
             operands: list[Any] = []
             for ty, value in zip((number, threads), v):
@@ -228,7 +226,6 @@ def _at_barrier(instruction: str) -> Any:
                     texts.append(f"${len(operands)}")
                     operands.append(c.cast(b, value, ty, index))
             assembly(b, f"{instruction} {', '.join(texts)};", [], operands, memory=True, convergent=True)
-            return c.get_dummy_value()
 
         return signature(types.none, number, threads), codegen
 
@@ -277,7 +274,6 @@ def grid_launch_dependents() -> None:
 #     (sums,) = wgmma_wait(0, (sums,))                     # until no group is pending: only now the sums are there, and
 #                                                          # only now may anyone write to what the group has read
 
-i16, i32 = ir.IntType(16), ir.IntType(32)
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 S8, U8, S32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
@@ -527,11 +523,8 @@ def _type_halves(context: TypingContext, words: types.Type) -> Any:
     if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     result = types.UniTuple(numba_type(F16), 2 * words.count)
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, from_registers(b, elements(b, v[0], words.count), ir.IntType(16)))
-
-    return signature(result, words), codegen
+    return signature(result, words), lambda c, b, s, v: (
+        c.make_tuple(b, result, from_registers(b, elements(b, v[0], words.count), ir.IntType(16))))
 
 
 @atom(_type_halves)

@@ -252,12 +252,11 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
         if not isinstance(pointer, SharedType) or pointer.dtype != spec.accumulator or fragment != _wide(spec, "c"):
             return None
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
             values = to_registers(b, elements(b, v[4], spec.count("c")))
             operands = [shared_address(b, pointer, v[0], terms), *values, *coordinates_of(c, b, stride, v[3])]
             assembly(b, spec.store_text(layout), [], operands, memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, pointer, base, offset, stride, fragment), codegen
 
@@ -280,11 +279,10 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
                 or fragment != _wide(spec, "c")):
             return None
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             address, apart = _line_address(c, b, view, v, (base, offset), unit)
             operands = [address, *to_registers(b, elements(b, v[3], spec.count("c"))), apart]
             assembly(b, spec.store_text(layout, "global"), [], operands, memory=True)
-            return c.get_dummy_value()
 
         return signature(types.none, view, base, offset, fragment), codegen
 

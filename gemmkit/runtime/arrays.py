@@ -197,7 +197,7 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
     if x.requires_grad and torch.is_grad_enabled():
         raise RequiresGradient(
             f"{name} requires a gradient, which is not recorded here; pass {name}.detach(), call under "
-            "torch.no_grad(), or make an operator of the call (gemmkit.torch.op)"
+            "torch.no_grad(), or call what records it in gemmkit.torch: the function of this name, or an operator (op)"
         )
     if x.is_conj() or x.is_neg():
         lazily, resolve = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")

@@ -28,7 +28,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.lang.deferred import require, toolkit
+from gemmkit.lang.deferred import require, toolkit, without_collections
 from gemmkit.runtime import device
 from gemmkit.runtime.cache import Entry, default_cache, shipped
 from gemmkit.runtime.device import DeviceInfo
@@ -418,7 +418,6 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
     from numba.cuda.cudadrv import nvvm
 
     from gemmkit.lang.compile import compile_function
-    from gemmkit.lang.deferred import without_collections
     from gemmkit.lang.functions import device as device_function
     from gemmkit.lang.numba_hooks import set_target_arch
 

@@ -12,7 +12,6 @@ from gemmkit import shapes
 from gemmkit.lang.static import traced
 from gemmkit.shapes import ALL, Shape, ShapeError, Step, local
 from gemmkit.specs import moves, pointwise, products
-from gemmkit.specs import moves as fragments
 from gemmkit.specs.accesses import NoAtom, instruction, spec
 from gemmkit.specs.lower import kernel
 from gemmkit.specs.moves import wait
@@ -39,7 +38,7 @@ from gemmkit.specs.tensors import allocate as Allocate
 
 shape = traced(shapes.shape)
 
-Move = spec("Move", f"{moves.__doc__}\n\n{fragments.__doc__}")
+Move = spec("Move", moves.__doc__)
 CopyAsync = spec("CopyAsync", moves.__doc__)
 Arrive = spec("Arrive", moves.__doc__)
 Await = spec("Await", moves.__doc__)

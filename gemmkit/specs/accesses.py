@@ -80,11 +80,8 @@ def _type_read(context: TypingContext, regs: types.Type, at: types.Type, extents
     if not isinstance(regs, RegistersType) or regs.value.count != 1:
         return None
     result = types.UniTuple(regs.value.dtype, math.prod(wanted))
-
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(b, result, [b.extract_value(b.load(slot), 0) for slot in _slots(c, b, regs, at, v, wanted)])
-
-    return signature(result, regs, at, extents), codegen
+    return signature(result, regs, at, extents), lambda c, b, s, v: (
+        c.make_tuple(b, result, [b.extract_value(b.load(slot), 0) for slot in _slots(c, b, regs, at, v, wanted)]))
 
 
 @atom(_type_read)
@@ -101,11 +98,10 @@ def _type_write(context: TypingContext, regs: types.Type, at: types.Type, extent
     if not isinstance(regs, RegistersType) or regs.value.count != 1 or len(values.types) != math.prod(wanted):
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         for n, slot in enumerate(_slots(c, b, regs, at, v, wanted)):
             value = c.cast(b, b.extract_value(v[3], n), values.types[n], regs.value.dtype)
             b.store(c.make_tuple(b, regs.value, [value]), slot)
-        return c.get_dummy_value()
 
     return signature(types.none, regs, at, extents, values), codegen
 
@@ -735,10 +731,9 @@ def spec(kind: str, doc: str) -> nb.Atom:
         tensors = args[at + 1:]
         inner = signature(run.compile((ty, *tensors)).signature.return_type, ty, *tensors)
 
-        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
             component = nb.cgutils.create_struct_proxy(ty)(c, b)._getvalue()
             c.get_function(DeviceFunctionType(run), inner)(b, (component, *v[at + 1:]))
-            return c.get_dummy_value()
 
         return signature(types.none, *args), codegen
 

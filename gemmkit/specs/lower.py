@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.collectives.pipeline import CLUSTER as PER_CLUSTER
 from gemmkit.kernels.collectives.pipeline import THREAD as PER_THREAD
 from gemmkit.kernels.collectives.pipeline import Pipeline
@@ -165,7 +165,7 @@ class BlockKernel:
 
 
 class Emulated(NamedTuple):
-    """A call on NumPy arrays (`gemmkit.emulator.mode`)."""
+    """A call on NumPy arrays (`gemmkit.emulator`)."""
 
     kernel: BlockKernel
     infos: Sequence[ArrayInfo]
@@ -396,7 +396,6 @@ def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
 
 
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
-PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
 WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, steps.WARP): nodes.warp_number,
            (steps.WARP, steps.THREAD): nodes.lane_number, (BLOCK, steps.THREAD): nodes.thread_number,
            (BLOCK, steps.WARPGROUP): nodes.warpgroup_number,
@@ -528,7 +527,7 @@ def _in_ring(schedule: Finished, forms: list[Form], operands: list[OperandForm],
     ring = Pipeline(split.stages, offset, 1, consumers * block.cluster, readers=readers, cluster=cluster)
     order = block.order if isinstance(block.order, steps.Bands) else (
         nodes.column_first if block.order == steps.COLUMN_MAJOR else nodes.row_first)
-    tree = nodes.Pipelined(nodes.TileGrid(nodes.parts_of_matmul, rows, columns, 0, 0, ()), k, ring, found[0], found[1],
+    tree = nodes.Pipelined(nodes.TileGrid(rows, columns, 0, 0, ()), k, ring, found[0], found[1],
                            place.operand.form, place.allocated, begin.node, inner.node, end.node, state.threads // 32, order,
                            nodes.same, block.cluster)
     lines = (_spec("MatMul", operands, KERNEL), f"{block}: a tile after the other for each {BLOCK}, a multiprocessor's",
@@ -568,7 +567,6 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
     kind, said = schedule.kind, _spec(schedule.kind, operands, level)
     line = schedule.steps[-1].line if schedule.steps else ""
     if schedule.micro is not None:
-        by = nodes.MatMulBy if kind == "MatMul" else nodes.MoveBy
         if kind == "Init":
             raise ScheduleError(f"{said}: an Init has no micro-kernel")
         if any(operand.form.scaling for operand in operands):
@@ -577,7 +575,7 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
         if any(operand.form.is_partial for operand in operands):
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
-        return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
+        return LoweredPart(nodes.DoneBy(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
     threads = {steps.THREAD: THREAD, steps.WARP: WARP, steps.WARPGROUP: WARPGROUP, steps.QUADPAIR: QUADPAIR}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
@@ -589,8 +587,7 @@ def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: Wa
         raise ScheduleError(f"{error}{further}\n  at {line}") from None
     if state.is_ring and kind == "MatMul":
         found = found.one_behind                              # type: ignore[attr-defined]
-    node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
-    return LoweredPart(node, (f"{said}: {found.becomes}",))
+    return LoweredPart(nodes.Done(found), (f"{said}: {found.becomes}",))
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
@@ -616,7 +613,7 @@ def _tile(schedule: Finished, step: steps.TileStep, rest: tuple, operands: list[
     if not rest and _is_block(schedule, step, operands, level):
         return _leaf(schedule, operands, level, state)
     inner = _lower(schedule, rest, parts, step.level or level, state)
-    tiles = nodes.TileGrid(PARTS[kind], rows, columns, grid[0], grid[1], tuple(hows))
+    tiles = nodes.TileGrid(rows, columns, grid[0], grid[1], tuple(hows))
     count = "? x ?" if 0 in grid else f"{grid[0]} x {grid[1]}"
     if step.level is None:
         # An array of registers is indexed by constants, or it is none.
@@ -771,10 +768,9 @@ def _move(schedule: Finished, step: steps.Move, rest: tuple, operands: list[Oper
     if is_shared:
         state.in_shared.append(f"{step}{' without a barrier' if step.no_sync else ''} at {step.line}")
     inner = _lower(schedule, rest, changed, level, state)
-    replaced = nodes.with_source if schedule.kind == "Move" else (nodes.with_a, nodes.with_b)[step.operand]
     synced = is_shared and not step.no_sync
     node = nodes.MovedNode(step.operand, place.operand.form, place.allocated, place.offset, is_shared, synced, how.node,
-                           inner.node, replaced)
+                           inner.node)
     said = f"{step}: {operand.form} to {place.said}{', then a barrier' if synced else ''}"
     return LoweredPart(node, (*_under(said, how), *inner.text))
 

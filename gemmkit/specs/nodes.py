@@ -46,11 +46,10 @@ def _type_repeat(context: TypingContext, count: types.Type, function: types.Type
     if inner is None:
         return None
 
-    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> None:
         for n in range(int(count.literal_value)):
             given = [c.cast(b, x, t, to) for x, t, to in zip((i32(n), *v[2:]), (index, *args), inner.args)]
             call_function(c, b, function, v[1], inner, given)
-        return c.get_dummy_value()
 
     return signature(types.none, count, function, *args), codegen
 
@@ -120,22 +119,12 @@ def over(extent: int, size: int) -> int:
 # The compiler runs these: a compiled function may not return a tensor that stands on registers.
 
 @traced
-def parts_of_matmul(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+def parts_of(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+    if len(operands) < 3:
+        return tuple(x.part(tiles.rows, tiles.columns, i, j, how) for x, how in zip(operands, tiles.hows))
     a, b, c = operands
     return (a.part(tiles.rows, ALL, i, 0, tiles.hows[0]), b.part(ALL, tiles.columns, 0, j, tiles.hows[1]),
             c.part(tiles.rows, tiles.columns, i, j, tiles.hows[2]))
-
-
-@traced
-def parts_of_move(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
-    source, target = operands
-    return (source.part(tiles.rows, tiles.columns, i, j, tiles.hows[0]),
-            target.part(tiles.rows, tiles.columns, i, j, tiles.hows[1]))
-
-
-@traced
-def parts_of_init(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
-    return (operands[0].part(tiles.rows, tiles.columns, i, j, tiles.hows[0]),)
 
 
 @dataclass(frozen=True)
@@ -145,7 +134,6 @@ class TileGrid(Component):
     ``hows`` say how each operand goes there (`gemmkit.specs.tensors.Tensor.part`).
     """
 
-    parts: Any
     rows: Any
     columns: Any
     m: int
@@ -175,7 +163,7 @@ class InTurn(Component):
 
 def one_tile(number: int, node: InTurn, operands: tuple) -> None:
     i, j = row_first(number, node.tiles.m, node.tiles.n)
-    node.inner.run(node.tiles.parts(node.tiles, operands, i, j))
+    node.inner.run(parts_of(node.tiles, operands, i, j))
 
 
 @dataclass(frozen=True)
@@ -195,7 +183,7 @@ class SideBySide(Component):
         else:
             rows, columns = stored_matrix(operands[2]).shape
             i, j = self.place(number, over(rows, self.tile_rows), over(columns, self.tile_columns))
-        self.inner.run(self.tiles.parts(self.tiles, operands, i, j))
+        self.inner.run(parts_of(self.tiles, operands, i, j))
 
     @property
     def is_known(self) -> bool:
@@ -256,7 +244,6 @@ class MovedNode(Component):
     is_synced: bool
     implementation: Any
     inner: Any
-    replaced: Any
 
     def run(self, operands: tuple) -> None:
         if self.is_shared:
@@ -266,22 +253,12 @@ class MovedNode(Component):
         self.implementation.run((operands[self.number], new))
         if self.is_synced:
             barrier()
-        self.inner.run(self.replaced(operands, new))
+        self.inner.run(with_operand(operands, self.number, new))
 
 
 @traced
-def with_a(operands: tuple, new: object) -> tuple:
-    return new, operands[1], operands[2]
-
-
-@traced
-def with_b(operands: tuple, new: object) -> tuple:
-    return operands[0], new, operands[2]
-
-
-@traced
-def with_source(operands: tuple, new: object) -> tuple:
-    return new, operands[1]
+def with_operand(operands: tuple, number: int, new: object) -> tuple:
+    return *operands[:number], new, *operands[number + 1:]
 
 
 @dataclass(frozen=True)
@@ -305,59 +282,24 @@ class Accumulated(Component):
 # -- leaves -----------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class ThreeOperands(Component):
-    """``.done`` of a MatMul: one instruction (`gemmkit.specs.accesses`)."""
+class Done(Component):
+    """``.done``: one instruction (`gemmkit.specs.accesses`)."""
 
     instruction: Any
 
     def run(self, operands: tuple) -> None:
-        a, b, c = operands
-        self.instruction.run(a, b, c)
+        self.instruction.run(*operands)
 
 
 @dataclass(frozen=True)
-class TwoOperands(Component):
-    """``.done`` of a Move."""
-
-    instruction: Any
-
-    def run(self, operands: tuple) -> None:
-        source, target = operands
-        self.instruction.run(source, target)
-
-
-@dataclass(frozen=True)
-class OneOperand(Component):
-    """``.done`` of an Init."""
-
-    instruction: Any
-
-    def run(self, operands: tuple) -> None:
-        self.instruction.run(operands[0])
-
-
-@dataclass(frozen=True)
-class MatMulBy(Component):
-    """``.done(function)`` of a MatMul: a micro-kernel, any device function of (a, b, c)."""
+class DoneBy(Component):
+    """``.done(function)``: a micro-kernel, any device function of the operands."""
 
     without_value: ClassVar[tuple[str, ...]] = ("function",)
     function: Any
 
     def run(self, operands: tuple) -> None:
-        a, b, c = operands
-        self.function(a, b, c)
-
-
-@dataclass(frozen=True)
-class MoveBy(Component):
-    """``.done(function)`` of a Move: a micro-kernel of (source, target)."""
-
-    without_value: ClassVar[tuple[str, ...]] = ("function",)
-    function: Any
-
-    def run(self, operands: tuple) -> None:
-        source, target = operands
-        self.function(source, target)
+        self.function(*operands)
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,6 @@ F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
 
 
-def _three(given: tuple) -> Iterator[tuple[str, Form]]:
-    return zip(("a", "b", "c"), given)
-
-
 @atomic("MatMul", 1, *[(RF, GL, SH)] * 3)
 @dataclass(frozen=True)
 class MultiplyAdd(Instruction):
@@ -82,8 +78,8 @@ class MultiplyAdd(Instruction):
     is_half: bool
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
-        for name, form in _three(given):
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        for name, form in zip("abc", given):
             yield from dtype_is(name, form, F16, F32)
             if count_of(form) != 1:
                 yield f"{name} is {form}, not one element"
@@ -118,8 +114,8 @@ class MultiplyAddPairs(Instruction):
     c: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
-        for name, form in _three(given):
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        for name, form in zip("abc", given):
             yield from dtype_is(name, form, F16)
             yield from levels_are(name, form, (2,))
             yield from is_line(name, form)
@@ -146,7 +142,7 @@ class MultiplyAddBlock(Instruction):
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
         a, b, c = given
-        for name, form in _three(given):
+        for name, form in zip("abc", given):
             yield from dtype_is(name, form, F16, F32)
             if not is_block(form):
                 yield f"{name} is {form}, not a block of registers"
@@ -199,8 +195,8 @@ class MultiplyFragments(Instruction):
     orders: tuple
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
-        for name, form in _three(given):
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
+        for name, form in zip("abc", given):
             yield from levels_are(name, form, (SIDE, SIDE))
             yield from fragment_of(name, form, WMMA)
             if form.role is not None and form.role.operand != name:
@@ -231,10 +227,10 @@ class MultiplyQuadPairs(Instruction):
                           "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
 
     @staticmethod
-    def differs(threads: Threads, *given: object) -> Iterator[str]:
+    def differs(threads: Threads, *given: Form) -> Iterator[str]:
         if threads.inner != QUAD_PAIR:
             yield f"{threads!r} are no quad-pairs, {QUAD_PAIR}"
-        for (name, form), dtype, extents in zip(_three(given), (F16, F16, F32), ((4, 1), (1, 4), (2, 4))):
+        for (name, form), dtype, extents in zip(zip("abc", given), (F16, F16, F32), ((4, 1), (1, 4), (2, 4))):
             yield from dtype_is(name, form, dtype)
             yield from levels_are(name, form, extents)
             if not is_block(form):
@@ -269,7 +265,7 @@ class MultiplyMatrices(Instruction):
 
     @staticmethod
     def differs(threads: Threads, *given: Form) -> Iterator[str]:
-        for name, form in _three(given):
+        for name, form in zip("abc", given):
             if len(form.levels) != 2 or any(len(level.extents) != 2 or None in level.extents for level in form.levels):
                 yield f"{name} is {form}, not registers by parts, such as [2,2].[1,2]"
                 return

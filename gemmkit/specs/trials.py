@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import ComponentError
-from gemmkit.emulator.mode import ExecutionTarget, current_mode
+from gemmkit.emulator import ExecutionTarget, current_mode
 from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import Array, look_again
 from gemmkit.runtime import device
@@ -33,13 +33,15 @@ from gemmkit.tuner.measure import (
     Job,
     Measuring,
     contents_of,
+    default_result,
     difference,
     elements,
     job_of,
     memory_of,
     tolerance,
+    written,
 )
-from gemmkit.tuner.tuner import Progress
+from gemmkit.tuner.tuner import FINAL_PAIRS, FINALISTS, Progress
 
 if TYPE_CHECKING:
     from gemmkit.specs.schedule import Finished
@@ -127,9 +129,6 @@ def _cells(row: Variant) -> tuple[str, ...]:
 
 
 PAIRS, MICROSECONDS = 5, 1000.0        # each variant is timed, in turns with gemmkit.matmul
-FINALISTS, FINAL_PAIRS = 3, 15         # the fastest again: the first of many is the luckiest, too
-DEFAULT_S = 300.0                      # that gemmkit.matmul may take to load and to run once
-VARIANT_S, TIMES = 20.0, 50            # that a variant may take, and so many times what gemmkit.matmul took once
 COMPILE_S = 300.0
 
 
@@ -295,7 +294,7 @@ class _Search:
         shown.begin("measuring", len(jobs))
         with Measuring(memory, contents, default.varied, self.infos[0].device) as process:
             process.keep(-1, default)
-            limit = self._limit(process)
+            _, limit = default_result(process, -1, "gemmkit.matmul, which variants are timed in turns with,")
             for number, job in jobs.items():
                 if self.left() <= 0:
                     self._drop(number, "not timed within the budget")
@@ -327,24 +326,10 @@ class _Search:
 
         return np.asarray(wide(self.infos[0]) @ wide(self.infos[1]))
 
-    @staticmethod
-    def _limit(process: Any) -> float:
-        """Seconds that a variant may take."""
-        try:
-            process.result(-1, DEFAULT_S)                     # loads it, too
-            start = time.monotonic()
-            process.result(-1, DEFAULT_S)
-        except Failed as error:
-            raise RuntimeError("gemmkit.matmul, which variants are timed in turns with, does not run: "
-                               f"{error}") from None
-        return VARIANT_S + TIMES * (time.monotonic() - start)
-
     def _timed(self, process: Any, number: int, memory: Buffers, expected: np.ndarray, pairs: int, limit: float) -> None:
         out = self.infos[2]
-        written = [buffer for buffer in memory.buffers if buffer.is_written]
-        at = written.index(memory.buffers[memory.pointer(out.pointer).buffer])
         try:
-            found = elements(process.result(number, limit)[at], written[at].start, out)
+            found = written(memory, process.result(number, limit), out)
             wrong = difference(expected, found, tolerance(out.dtype, out.dtype, self.sizes[2]))
             if wrong is not None:
                 self._drop(number, f"wrong: {wrong}")

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from gemmkit.emulator import ExecutionTarget, computed_by
 from gemmkit.emulator.errors import EmulatorError, figure, hue, legend, rect, table, text
 from gemmkit.emulator.launch import Event, recorded
-from gemmkit.emulator.mode import ExecutionTarget, computed_by
 from gemmkit.epilogues import Default
 from gemmkit.functions.einsum import as_launched, einsum
 from gemmkit.functions.matmul import matmul

@@ -9,6 +9,7 @@
     y = gemmkit.torch.grouped_mm(tokens, matrices, ends)
     y = gemmkit.torch.experts(tokens, chosen, weights, gate, up, down)
     y = gemmkit.torch.scaled_mm(a, b, scale_a, scale_b)
+    loss = gemmkit.torch.linear_cross_entropy(x, head.weight, labels)
     out = gemmkit.torch.KVCache(layers=1, batch=8, heads=8, head_size=128, capacity=4096).attend(q, k, v)
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
     print(gemmkit.torch.accelerate(model))       # a finished model's own layers, in place
@@ -24,10 +25,11 @@ from gemmkit.torch.autograd import matmul
 from gemmkit.torch.cache import KVCache
 from gemmkit.torch.grouped import experts, grouped_mm, scaled_mm
 from gemmkit.torch.layers import Linear, QuantisedLinear
+from gemmkit.torch.losses import linear_cross_entropy
 from gemmkit.torch.lowering import LoweringReport, explain
 from gemmkit.torch.operators import ProductOperator, conv, op
 from gemmkit.torch.rows import gated, glu, layernorm, log_softmax, rmsnorm, softmax
 
 __all__ = ["KVCache", "Linear", "LoweringReport", "ProductOperator", "QuantisedLinear", "Report", "accelerate", "attention",
-           "conv", "experts", "explain", "gated", "glu", "grouped_mm", "layernorm", "log_softmax", "matmul", "op", "rmsnorm",
-           "scaled_dot_product_attention", "scaled_mm", "softmax"]
+           "conv", "experts", "explain", "gated", "glu", "grouped_mm", "layernorm", "linear_cross_entropy", "log_softmax",
+           "matmul", "op", "rmsnorm", "scaled_dot_product_attention", "scaled_mm", "softmax"]

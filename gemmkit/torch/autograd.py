@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gemmkit.components import held_values
 from gemmkit.epilogues import Bias, Default, Epilogue, Residual, Store, fast
 from gemmkit.functions.matmul import matmul as multiply_matrices
 from gemmkit.functions.number_systems import select
@@ -251,9 +252,15 @@ class Derivative:
         return "" if self.given is None and self.recipe.adds_only else "product"
 
     def check(self, name: str) -> None:
-        """Raise NotImplementedError, naming the operator and why, where there is none."""
+        """Raise NotImplementedError, naming the operator and why, where there is none, or where the epilogue has captured a
+        tensor that is to get one, too."""
         if self.refuses is not None:
             raise NotImplementedError(f"{name} has no derivative: {self.refuses}{_WHAT_WOULD_DO}")
+        for captured, x, _ in held_values(self.recipe.model):
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                raise NotImplementedError(
+                    f"{name}: {captured} requires a gradient, and only operands get one; pass .detach(), or make it an "
+                    "operand of an operator: gemmkit.torch.op(name=..., epilogue=lambda bias: Bias(bias))")
 
     def __call__(self, grad: torch.Tensor, of_kept: torch.Tensor | None, kept: torch.Tensor | None, a: torch.Tensor,
                  b: torch.Tensor, c: torch.Tensor | None, operands: Sequence[Any], needed: Sequence[bool]) -> list[Any]:

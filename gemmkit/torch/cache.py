@@ -12,16 +12,23 @@ been appended at most, and refuses what does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
+from gemmkit import programs as gp
+from gemmkit.components import Component, Scalar
 from gemmkit.functions.attention import check_rules
+from gemmkit.lang.components import dataclass
+from gemmkit.programs.decorated import program
+from gemmkit.programs.values import Parameter
+from gemmkit.ptx.special import trap
 from gemmkit.torch.attention import CAUSAL, attention
+from gemmkit.torch.product import NARROW, is_eager, is_here, records
 
-_DTYPES = torch.float16, torch.bfloat16
 _WARM = 2                              # calls of a step before it is captured
 
 
@@ -70,7 +77,7 @@ class KVCache:
     def __init__(self, *, layers: int, batch: int, heads: int, head_size: int, capacity: int, value_size: int | None = None,
                  page: int | None = None, pages: int | None = None, dtype: torch.dtype = torch.bfloat16,
                  device: Any = None):
-        if dtype not in _DTYPES:
+        if dtype not in NARROW:
             raise TypeError(f"dtype={dtype}: torch.float16 or torch.bfloat16 is needed")
         value_size = head_size if value_size is None else value_size
         given = dict(layers=layers, batch=batch, heads=heads, head_size=head_size, capacity=capacity, value_size=value_size,
@@ -168,8 +175,12 @@ class KVCache:
         step.done.add(layer)
         if tokens:
             with torch.no_grad():
-                for held, x in zip((self.keys, self.values), rows):
-                    held[layer].index_copy_(0, step.places, x.reshape(self.batch * tokens, *x.shape[2:]))
+                writes = [(held[layer][None].transpose(1, 2), 2, step.places, x.reshape(1, -1, *x.shape[2:]).transpose(1, 2))
+                          for held, x in zip((self.keys, self.values), rows)]
+                is_apart = step.counts is None         # what nobody counts goes to one row, all of it
+                if not (is_apart and all(_are_rows(*write) for write in writes) and _are_written(*writes)):
+                    for held, *write in writes:
+                        held.index_copy_(*write)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0, *, layout: str = "bhnd",
                mask: Any = CAUSAL, score: Any = None, scale: float | None = None) -> Any:
@@ -534,3 +545,138 @@ class _Captured:
         with torch.cuda.graph(graph):
             self._found = self._step(*self._given)
         self._graph, self._tokens = graph, self._cache._in_graph
+
+
+# --------------------------------------------------------------------------------------------------
+# Caches of others: their two writes of a step, of keys and of values, are one launch.
+#
+# A cache writes by ``index_copy_``, as transformers' static one does. The keys' write waits for the values'. Only views may
+# be taken meanwhile: any other function of PyTorch's, and the end of the update, lets it go first.
+
+@dataclass(frozen=True)
+class Within(Component):
+    """1 for a place that is one of ``count`` rows; for another the kernel traps, as PyTorch's ends by an assertion."""
+
+    count: Scalar
+
+    def __call__(self, place: int) -> Any:
+        if place < 0 or place >= self.count:
+            trap()
+        return np.float32(1)
+
+
+@program
+def placed(k: Parameter, v: Parameter, at: Parameter, keys: Parameter, values: Parameter, within: Within) -> None:
+    """Rows of k and v to the places ``at`` of keys and values."""
+    for b, h, m in gp.parallel(*k.counts, k.rows):
+        one = gp.call(within, at[m])                   # of the row: it is computed before a store leaves the row out
+        keys[b, h, at[m]] = one * k[b, h, m]
+        values[b, h, at[m]] = v[b, h, m]
+
+
+class _Storing(TorchFunctionMode):
+    """Two ``index_copy_`` of rows that follow each other are one launch of `placed`."""
+
+    waits: tuple[Any, ...] | None = None
+
+    def __torch_function__(self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        if function is torch.Tensor.index_copy_ and not kwargs and _are_rows(*args):
+            first, self.waits = self.waits, None if self.waits else args
+            if first is None:
+                return args[0]
+            if _are_written(first, args):
+                return args[0]
+            first[0].index_copy_(*first[1:])
+        elif self.waits and not _is_view(function, args):
+            self.release()
+        return function(*args, **kwargs or {})
+
+    def release(self) -> None:
+        """Let a write go that waits."""
+        waits, self.waits = self.waits, None
+        if waits:
+            waits[0].index_copy_(*waits[1:])
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.release()
+
+
+def _are_rows(held: torch.Tensor, dim: object = None, *rest: torch.Tensor) -> bool:
+    """Whether ``held.index_copy_(dim, at, x)`` puts rows (batch, heads, rows, head size) to places that lie apart."""
+    if len(rest) != 2:
+        return False
+    at, x = rest
+    given = held, at, x
+    return (all(type(t) is torch.Tensor and t.device == held.device for t in given) and held.dim() == x.dim() == 4
+            and dim in (2, -2) and x.dtype == held.dtype and x.dtype in NARROW and at.dtype == torch.int64 and at.dim() == 1
+            and x.numel() > 0 and x.shape == (*held.shape[:2], len(at), held.shape[3]) and x.stride(3) == 1
+            and is_here(x) and is_eager(given) and not records(held, x) and torch._debug_has_internal_overlap(held) == 0
+            and held.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
+
+
+def _are_written(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Whether two writes of rows to the same places of two arrays have been one launch."""
+    (keys, _, at, k), (values, _, other, v) = first, second
+    if at is not other or k.shape != v.shape or keys.shape != values.shape or k.device != v.device or len(
+            {x.untyped_storage().data_ptr() for x in (keys, values, k, at)}) < 4:
+        return False
+    placed(k, v, at, keys, values, Within(np.int32(keys.shape[2])))
+    for x in (keys, values):
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+    return True
+
+
+_SEEN = torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__
+
+
+def _is_view(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function looks at a tensor, or takes a view of it, and reads nothing."""
+    if function is not torch.Tensor.__getitem__:
+        return function in _SEEN
+    key = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return all(x is None or x is ... or type(x) in (int, slice) for x in key)
+
+
+class Written:
+    """A cache of keys and values whose ``update`` writes both by one launch, if it can be. All else is the cache's own."""
+
+    def __init__(self, cache: object):
+        self.__dict__["_cache"] = cache
+
+    #: transformers asks of what class it is.
+    __class__ = property(lambda self: type(self._cache))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_cache"], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._cache, name, value)
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def __bool__(self) -> bool:
+        return bool(self._cache)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._cache)
+
+    def __getitem__(self, key: object) -> Any:
+        return self._cache[key]
+
+    def update(self, *args: object, **keywords: object) -> Any:
+        with _Storing():
+            return self._cache.update(*args, **keywords)
+
+
+def storing(forward: Callable[..., Any], module: object, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What attention's ``forward`` returns, whose cache is `Written` meanwhile."""
+    cache = keywords.get("past_key_values")
+    if cache is None or isinstance(cache, KVCache) or not hasattr(cache, "update"):
+        return forward(module, *args, **keywords)
+    written = Written(cache)
+    found = forward(module, *args, **{**keywords, "past_key_values": written})
+    return tuple(cache if x is written else x for x in found) if type(found) is tuple else found

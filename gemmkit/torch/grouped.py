@@ -20,7 +20,7 @@ from gemmkit.operators.wgmma import BLOCK, BlockScaledOp
 from gemmkit.runtime.arrays import describe, dtype_from_torch
 from gemmkit.runtime.device import target
 from gemmkit.torch.product import (
-    Differentiable,
+    NARROW,
     autocast,
     batched_by,
     check_dtypes,
@@ -28,13 +28,13 @@ from gemmkit.torch.product import (
     define,
     derived,
     is_eager,
+    keep,
     known,
     records,
 )
 from gemmkit.torch.rows import GATED_BACKWARD, gated, operator, unit
 from gemmkit.tuning.sm90 import columns_of_scaled
 
-TAKEN = torch.float16, torch.bfloat16
 _FORMS = ("(rows, K) and (groups, K, N), or (M, rows) and (rows, N), are needed; of equal groups, (groups, M, K) and "
           "(groups, K, N), gemmkit.torch.matmul is the product")
 
@@ -92,7 +92,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> None:
                          f"{'K' if b.dim() == 3 else 'the rows of all groups'}")
     if b.dim() == 3 and b.shape[0] != offs.shape[0]:
         raise ValueError(f"mat_b has {b.shape[0]} matrices and offs has {offs.shape[0]} ends; each group needs one of both")
-    if a.dtype not in TAKEN:
+    if a.dtype not in NARROW:
         raise TypeError(f"mat_a has dtype {a.dtype}; float16 or bfloat16 is needed")
     check_dtypes(a, mat_b=b)
     check_together(a, mat_b=b, offs=offs)
@@ -138,10 +138,6 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Any:
     return a.new_empty((a.shape[0], b.shape[2]) if b.dim() == 3 else (offs.shape[0], a.shape[0], b.shape[1]))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Products of groups of rows are those of columns' gradients, and the other way round."""
     a, b, offs = ctx.saved_tensors
@@ -151,14 +147,8 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> t
     return (_OPERATOR(b, grad.mT, offs).mT if of_a else None), (_OPERATOR(a.mT, grad, offs) if of_b else None), None
 
 
-def _one_by_one(size: int, in_dims: tuple[int | None, ...], *args: torch.Tensor) -> tuple[Any, Any]:
-    """Of a batch there is one launch after the other."""
-    return batched_by(_OPERATOR, size, in_dims[:3], args, (None,) * 3, {})
-
-
-_SCHEMA = "(Tensor a, Tensor b, Tensor offs) -> Tensor"
-_OPERATOR: Any = Differentiable(define("gemmkit::grouped_mm", _SCHEMA, _compute, _allocate), _backward, _keep, _one_by_one,
-                                _compute)
+_OPERATOR = operator("grouped_mm", "(Tensor a, Tensor b, Tensor offs) -> Tensor", _compute, _allocate, _backward, keep,
+                     of_rows=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,7 +238,7 @@ def _in_order(numbers: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 
 def _check_experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
                    down: torch.Tensor) -> None:
-    if x.dim() != 2 or x.dtype not in TAKEN:
+    if x.dim() != 2 or x.dtype not in NARROW:
         raise (TypeError if x.dim() == 2 else ValueError)(
             f"x has shape {tuple(x.shape)} and dtype {x.dtype}; (tokens, width) of float16 or bfloat16 is needed")
     if chosen.dim() != 2 or chosen.shape[0] != x.shape[0] or chosen.dtype not in (torch.int32, torch.int64):

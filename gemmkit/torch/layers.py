@@ -27,6 +27,7 @@ from gemmkit.torch.autograd import matmul
 from gemmkit.torch.checkpoints import read, unpacked
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.product import (
+    NARROW,
     Differentiable,
     are_matrices,
     autocast,
@@ -273,8 +274,6 @@ class Linear(torch.nn.Linear):
 #
 # B is dequantised as it is read in both.
 
-_DTYPES = torch.float16, torch.bfloat16
-
 
 def columns_of_joined(module: torch.nn.Module, x: object) -> Any:
     """A module's columns of a product that has been computed for it and others (`gemmkit.torch.modules.JoinedLinear`); None
@@ -481,7 +480,7 @@ class QuantisedLinear(torch.nn.Module):
     def check(self, x: torch.Tensor) -> None:
         """Raise for an x that the layer does not take."""
         check_width(x, self.in_features)
-        if x.dtype not in _DTYPES:
+        if x.dtype not in NARROW:
             raise TypeError(f"x has dtype {x.dtype}; weights become float16 or bfloat16, and x must be one of them: "
                             "x.half() or x.bfloat16()")
 

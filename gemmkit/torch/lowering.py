@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
 from torch.utils import _pytree
 
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.torch import operators
 from gemmkit.torch.attention import replaced
 from gemmkit.torch.operators import COMPARISONS, FUSED, LINES, REDUCED

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree
 
 from gemmkit.torch.attention import register_attention, turning
+from gemmkit.torch.cache import storing
 from gemmkit.torch.grouped import experts
 from gemmkit.torch.layers import SHORTER, Linear, QuantisedLinear, Unadded, added, columns_of_joined, of_16_bits, summed
 from gemmkit.torch.product import DATA, NARROW, casts, is_eager, is_here, records, takes
@@ -46,7 +47,9 @@ class Replaced:
         """Take what the class needs beside the module's own attributes."""
 
     def end(self) -> None:
-        """Give it back."""
+        """Give it back: what has a name of gemmkit's."""
+        for name in [name for name in self.__dict__ if name.startswith("_gemmkit_")]:
+            del self.__dict__[name]
 
     def _get_name(self) -> str:
         return f"gemmkit.{type(self).__name__}"
@@ -95,8 +98,9 @@ class FastLinear(Replaced, Linear):
         self._find_operators()
 
     def end(self) -> None:
-        for name in ("activation", "_multiply", "_before_activation", "_gemmkit_joined"):
+        for name in ("activation", "_multiply", "_before_activation"):
             self.__dict__.pop(name, None)
+        super().end()
 
     def forward(self, input: torch.Tensor) -> Any:
         found = columns_of_joined(self, input)         # of queries, keys and values
@@ -160,9 +164,6 @@ class FastConv1D(Replaced):
     def begin(self, *said: str) -> None:
         self.__dict__["_gemmkit_linear"] = HeldLinear(self)    # (a module of this one would have a name in `state_dict`)
 
-    def end(self) -> None:
-        del self.__dict__["_gemmkit_linear"]
-
     def forward(self, *args: object, **keywords: object) -> Any:
         linear: Any = self.__dict__["_gemmkit_linear"]
         x: Any = args[0] if len(args) == 1 and not keywords else None
@@ -193,9 +194,6 @@ class FastRMSNorm(Replaced, torch.nn.RMSNorm):
 
     def begin(self, *said: str) -> None:
         (self._gemmkit_eps,) = said                    # of 16 bits without an eps: "own" or "float32"
-
-    def end(self) -> None:
-        del self._gemmkit_eps
 
     def forward(self, x: torch.Tensor) -> Any:
         weight, eps = self.weight, self.eps
@@ -253,9 +251,6 @@ class FastGatedMLP(Replaced):
                 torch.equal(gate.order, up.order)):
             up.order = gate.order                      # x is gathered once, for one product
 
-    def end(self) -> None:
-        del self._gemmkit_glu
-
     def forward(self, *args: object, **keywords: object) -> Any:
         activation, of_gate, of_up, down, (names, others) = self._gemmkit_glu
         own: Any = self._modules                                             # type: ignore[attr-defined]
@@ -282,9 +277,6 @@ class FastMLP(Replaced):
         self._gemmkit_mlp = *said, between(self, said[1], said[3])           # the names of up, its activation, down or ""
         self.__dict__["_gemmkit_up"] = HeldLinear(self._modules[said[1]], said[0])    # type: ignore[attr-defined]
 
-    def end(self) -> None:
-        del self._gemmkit_mlp, self.__dict__["_gemmkit_up"]
-
     def forward(self, *args: object, **keywords: object) -> Any:
         _, up, activation, down, (names, others) = self._gemmkit_mlp
         own: Any = self._modules                                             # type: ignore[attr-defined]
@@ -304,9 +296,6 @@ class FastOutput(Replaced):
     def begin(self, *said: str) -> None:
         self._gemmkit_output = said                    # the names of the product and of the norm
         self.__dict__["_gemmkit_linear"] = HeldLinear(self._modules[said[0]])         # type: ignore[attr-defined]
-
-    def end(self) -> None:
-        del self._gemmkit_output, self.__dict__["_gemmkit_linear"]
 
     def forward(self, *args: object, **keywords: object) -> Any:
         product, norm = self._gemmkit_output
@@ -432,7 +421,7 @@ class FastQKV(Replaced):
         self._gemmkit_joined.part(held)
         for m in held:
             m.__dict__.pop("_gemmkit_joined", None)
-        del self._gemmkit_joined, self._gemmkit_names
+        super().end()
 
     def forward(self, *args: object, **keywords: object) -> Any:
         joined, own = self._gemmkit_joined, self._modules                    # type: ignore[attr-defined]
@@ -441,7 +430,7 @@ class FastQKV(Replaced):
             return super().forward(*args, **keywords)                         # type: ignore[misc]
         own_forward = self._gemmkit_base.forward
         try:
-            found = (turning(own_forward) or own_forward)(self, *args, **keywords)
+            found = storing(turning(own_forward) or own_forward, self, args, keywords)
         finally:
             joined.held = None
         if joined.count < len(self._gemmkit_names):        # keys of another input: the product served not all
@@ -507,7 +496,7 @@ class FastLayer(Replaced):
     def end(self) -> None:
         for m in sums_of(self):
             m.__dict__.pop("_gemmkit_joined", None)
-        del self._gemmkit_sums
+        super().end()
 
     def forward(self, *args: object, **keywords: object) -> Any:
         own: Any = self._modules                                             # type: ignore[attr-defined]
@@ -528,9 +517,6 @@ class FastExperts(Replaced):
 
     def begin(self, *said: str) -> None:
         (self._gemmkit_activation,) = said
-
-    def end(self) -> None:
-        del self._gemmkit_activation
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         own: Any = self._parameters                                          # type: ignore[attr-defined]

@@ -18,11 +18,9 @@ from gemmkit.functions.conv import Convolution, parameters
 from gemmkit.functions.conv import result_shape as shape_of_convolution
 from gemmkit.functions.matmul import Door, matmul
 from gemmkit.functions.number_systems import select
-from gemmkit.kernels.config import KEYWORDS, Config
-from gemmkit.lang.errors import ConfigError
+from gemmkit.kernels.config import KEYWORDS, Config, check_fields
 from gemmkit.lang.host import Numeric
 from gemmkit.layouts import ColMajor, Discard, Gather, InterleavedColumns
-from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.torch import product
 from gemmkit.torch.autograd import Derivative, EpilogueRecipe
@@ -95,11 +93,9 @@ class ProductOperator:
             raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
         allowed = set(KEYWORDS) - {"epilogue", "gemm_shape", "order", "global_c_layout", "global_d_layout"}
         if unknown := set(components) - allowed:
-            raise TypeError(f"op() got unknown keywords {', '.join(sorted(unknown))}; it takes "
-                            f"{', '.join(sorted(allowed))}")
+            raise TypeError(f"op() got unknown keywords {', '.join(sorted(unknown))}; it takes {', '.join(sorted(allowed))}")
         operator = components.get("operator")
-        if operator is not None and not isinstance(operator, Operator):
-            raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+        check_fields({} if operator is None else {"operator": operator})
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype={dtype!r}: a torch.dtype is needed")
         if derivative is not None and not callable(derivative):

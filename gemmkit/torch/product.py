@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from gemmkit import layouts
 from gemmkit.blas import CONJUGATE
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.functions.matmul import Door, matmul
 from gemmkit.layouts import matrices
 
@@ -85,7 +85,7 @@ def form_of_layout(layout: Any, name: str) -> str:
     if kind is layouts.Symmetric:
         return f"symmetric {layout.half}"
     raise TypeError(f"{name}: {layout!r} has no form known to gemmkit.torch; plain matrices, Diagonal, Triangular and "
-                    "Symmetric have")
+                    "Symmetric have (gemmkit.torch.glu records a gated unit)")
 
 
 def matrix_of(x: torch.Tensor, form: str) -> Any:
@@ -174,6 +174,7 @@ def _one_after_the_other(operator: Callable[..., Any], size: int, in_dims: Seque
 # What gemmkit computes of a model: tensors of a GPU, and of the CPU in the emulator; nodes of compilers' graphs.
 
 NARROW = torch.float16, torch.bfloat16
+DATA = torch.Tensor, torch.nn.Parameter
 
 
 def _emulated() -> bool:
@@ -289,12 +290,19 @@ class Differentiable:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if is_eager(args):
-            if torch.is_grad_enabled() and any(type(x) in _PLAIN and x.requires_grad for x in args):
+            if torch.is_grad_enabled() and any(type(x) in DATA and x.requires_grad for x in args):
                 return self._eager.apply(*args, *(options.get(name, default) for name, default in self._defaults.items()))
             return self._compute(*args, **options)
         if _transforms():
             return self._recorded.apply(*args, *{**self._defaults, **options}.values())
         return self.operator(*args, **options)
+
+
+def keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object,
+         keyword_only_inputs: dict[str, Any] | None = None) -> None:
+    """The ``setup`` of an operator whose gradients need its tensors and keywords."""
+    ctx.save_for_backward(*inputs)
+    ctx.options = keyword_only_inputs
 
 
 def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -304,8 +312,7 @@ def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..
     def setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
               output: object) -> None:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)
-        ctx.options = keyword_only_inputs
+        keep(ctx, inputs, output, keyword_only_inputs)
 
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> Any:
         inputs, given = ctx.saved_tensors, {n: grad for n, grad in enumerate(grads) if grad is not None}
@@ -324,9 +331,6 @@ def derived(first: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..
         return tuple(second.get(n) for n in range(len(inputs)))
 
     return backward, setup
-
-
-_PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 _transforms = torch._C._are_functorch_transforms_active
@@ -348,7 +352,7 @@ def is_eager(args: tuple[Any, ...]) -> bool:
     if is_looked_at() or _overridden(args):
         return False
     for x in args:
-        if type(x) in _PLAIN:
+        if type(x) in DATA:
             if not (x.is_cuda or x.is_cpu) or x.is_conj() or x.is_neg():
                 return False
         elif isinstance(x, torch.Tensor):
@@ -363,7 +367,7 @@ def known(door: Door, rest: Any, tensors: tuple[Any, ...], is_cast: bool = False
         return None
     is_recorded = False
     for x in tensors:
-        if type(x) not in _PLAIN:
+        if type(x) not in DATA:
             return None
         is_recorded = is_recorded or x.requires_grad
     if is_recorded and torch.is_grad_enabled():
@@ -527,12 +531,6 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: 
     check_form(b_form, "b_form")
     check_together(a, b=b)
     return a.new_empty(result_shape(a, b, a_form, b_form), dtype=result_dtype(a, b, dtype))
-
-
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-          output: object) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.options = keyword_only_inputs
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -718,14 +716,11 @@ def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.T
 KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches, _compute)
+_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, keep, _in_batches, _compute)
 
 
 # --------------------------------------------------------------------------------------------------
 # What layers take.
-
-DATA = torch.Tensor, torch.nn.Parameter
-
 
 def casts(x: torch.Tensor) -> bool:
     return bool(torch.is_autocast_enabled(x.device.type))

@@ -37,6 +37,7 @@ from gemmkit.torch.product import (
     define,
     derived,
     is_looked_at,
+    keep,
     records,
     result_shape,
 )
@@ -63,12 +64,12 @@ def softmax(x: torch.Tensor, *, scale: float = 1.0) -> Any:
     >>> x.grad.tolist()
     [[0.25, -0.25]]
     """
-    return _SOFTMAX(_tensor(x, "softmax"), scale=float(scale), log=False, dtype=_widened(x))
+    return _SOFTMAX(tensor_given(x, "softmax"), scale=float(scale), log=False, dtype=_widened(x))
 
 
 def log_softmax(x: torch.Tensor, *, scale: float = 1.0) -> Any:
     """The logarithm of `gemmkit.torch.softmax`, which does not underflow. It takes and raises the same."""
-    return _SOFTMAX(_tensor(x, "log_softmax"), scale=float(scale), log=True, dtype=_widened(x))
+    return _SOFTMAX(tensor_given(x, "log_softmax"), scale=float(scale), log=True, dtype=_widened(x))
 
 
 def layernorm(x: torch.Tensor, gamma: torch.Tensor | None = None, beta: torch.Tensor | None = None, *, eps: float = 1e-5,
@@ -87,7 +88,7 @@ def layernorm(x: torch.Tensor, gamma: torch.Tensor | None = None, beta: torch.Te
     """
     if beta is not None and gamma is None:
         raise ValueError("beta is given alone; give gamma, too")
-    return _NORM(_tensor(x, "layernorm"), gamma, beta, eps=float(eps), centred=True, dtype=dtype or _widened(x))
+    return _NORM(tensor_given(x, "layernorm"), gamma, beta, eps=float(eps), centred=True, dtype=dtype or _widened(x))
 
 
 def rmsnorm(x: torch.Tensor, gamma: torch.Tensor | None = None, *, eps: float = 1e-6,
@@ -102,7 +103,7 @@ def rmsnorm(x: torch.Tensor, gamma: torch.Tensor | None = None, *, eps: float = 
     >>> gamma.grad.tolist()
     [1.0, -1.0]
     """
-    return _NORM(_tensor(x, "rmsnorm"), gamma, None, eps=float(eps), centred=False,
+    return _NORM(tensor_given(x, "rmsnorm"), gamma, None, eps=float(eps), centred=False,
                  dtype=dtype or (_widened(x) if _WIDENS_RMS else None))
 
 
@@ -131,8 +132,8 @@ def glu(x: torch.Tensor, w: torch.Tensor | QuantisedLinear, v: torch.Tensor | Qu
     """
     unit(activation)
     if isinstance(w, QuantisedLinear) or isinstance(v, QuantisedLinear):
-        return _glu_of_layers(_tensor(x, "glu"), w, v, activation)
-    x, w, v = autocast(_tensor(x, "glu"), w, v)
+        return _glu_of_layers(tensor_given(x, "glu"), w, v, activation)
+    x, w, v = autocast(tensor_given(x, "glu"), w, v)
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if records(rows, w, v):
         _check_glu(rows, w, v)
@@ -172,7 +173,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> Any
     Raises: TypeError for two dtypes, ValueError for two shapes and for another activation.
     """
     how = unit(activation)
-    check_dtypes(_tensor(gate, "gated"), up=up)
+    check_dtypes(tensor_given(gate, "gated"), up=up)
     if gate.shape != up.shape:
         raise ValueError(f"gate has shape {tuple(gate.shape)} and up has shape {tuple(up.shape)}; both must be the same")
     if torch.compiler.is_compiling() or gate.dtype not in _PROGRAMS:
@@ -180,7 +181,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: str = "silu") -> Any
     return _GATED(gate, up, activation=activation)
 
 
-def _tensor(x: object, name: str) -> Any:
+def tensor_given(x: object, name: str) -> Any:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x is a {type(x).__name__}; gemmkit.torch.{name} takes tensors")
     return x
@@ -278,7 +279,7 @@ def _gate_backward(grad: Any, gate: Any, up: Any, of_gate: Any, of_up: Any, func
 _PROGRAMS = torch.float16, torch.bfloat16, torch.float32
 
 
-def _rows(x: torch.Tensor) -> Any:
+def rows_of(x: torch.Tensor) -> Any:
     """x as a matrix of its rows: a view, or a copy where they do not lie at one distance from each other."""
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -299,7 +300,7 @@ def operator(name: str, schema: str, compute: Callable[..., Any], allocate: Call
     return made
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
     return torch.is_grad_enabled() or is_looked_at()
 
 
@@ -307,7 +308,7 @@ def _is_recorded() -> bool:
 
 def _compute_norm(x: torch.Tensor, gamma: torch.Tensor | None, beta: torch.Tensor | None, *, eps: float, centred: bool,
                   dtype: torch.dtype | None = None) -> Any:
-    rows = x if x.is_contiguous() else _rows(x)
+    rows = x if x.is_contiguous() else rows_of(x)
     out = None if dtype is None or dtype == x.dtype else torch.empty_like(rows, dtype=dtype)
     if not centred:
         found = forward.rmsnorm(rows, gamma, eps=eps, out=out)
@@ -340,7 +341,7 @@ def _keep_norm(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...]
 def _backward_norm(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     x, gamma = ctx.saved_tensors
     of_x, of_gamma, of_beta = ctx.needs_input_grad[:3]
-    compute = _NORM_BACKWARD if _is_recorded() else _compute_norm_backward
+    compute = _NORM_BACKWARD if is_recorded() else _compute_norm_backward
     found = compute(grad, x, gamma, **ctx.options, sums=of_gamma or of_beta, beta=ctx.of_beta if of_beta else None)
     return tuple(y if wanted else None for y, wanted in zip(found, (of_x, of_gamma, of_beta)))
 
@@ -351,7 +352,7 @@ def _compute_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Ten
     if not x.numel():
         return x.new_empty(x.shape), of_gamma.zero_(), of_beta.zero_()
     with torch.no_grad():
-        g, rows = _rows(grad), _rows(x.detach())       # calls of tensors that require a gradient are not known
+        g, rows = rows_of(grad), rows_of(x.detach())       # calls of tensors that require a gradient are not known
         factors = None if gamma is None else gamma.detach()
         if all(y is None or y.dtype in _PROGRAMS for y in (g, x, gamma)):
             try:
@@ -371,7 +372,7 @@ def _compute_norm_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Ten
 def _norm_gradients(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, eps: float,
                     centred: bool) -> tuple[torch.Tensor, ...]:
     """By PyTorch: dx of rows, and of each row what is added up for dgamma and dbeta."""
-    wide = _wide(grad, x, gamma)
+    wide = wide_of(grad, x, gamma)
     g, c = grad.to(wide), x.to(wide)
     c = c - c.mean(-1, keepdim=True) if centred else c
     r = torch.rsqrt((c * c).mean(-1, keepdim=True) + eps)
@@ -380,13 +381,13 @@ def _norm_gradients(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | N
     return r * (h - least - n * (h * n).mean(-1, keepdim=True)), g * n, g
 
 
-def _wide(*tensors: torch.Tensor | None) -> torch.dtype:
+def wide_of(*tensors: torch.Tensor | None) -> torch.dtype:
     return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
 def _first_of_norm(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor | None, *, eps: float, centred: bool,
                    **_: object) -> tuple[torch.Tensor, ...]:
-    found, of_gamma, of_beta = _norm_gradients(_rows(grad), _rows(x), gamma, eps, centred)
+    found, of_gamma, of_beta = _norm_gradients(rows_of(grad), rows_of(x), gamma, eps, centred)
     return found.view(x.shape), of_gamma.sum(0), of_beta.sum(0)
 
 
@@ -413,7 +414,7 @@ _NORM_BACKWARD = operator("norm_backward", "(Tensor grad, Tensor x, Tensor? gamm
 # -- softmaxes --------------------------------------------------------------------------------------------------------
 
 def _compute_softmax(x: torch.Tensor, *, scale: float, log: bool, dtype: torch.dtype | None = None) -> Any:
-    rows = x if x.is_contiguous() else _rows(x)
+    rows = x if x.is_contiguous() else rows_of(x)
     out = None if dtype is None or dtype == x.dtype else torch.empty_like(rows, dtype=dtype)
     found = (forward.log_softmax if log else forward.softmax)(rows, scale=scale, out=out)
     return found if rows is x else found.view(x.shape)
@@ -433,7 +434,7 @@ def _keep_softmax(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, .
 
 def _backward_softmax(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> Any:
     (y,) = ctx.saved_tensors
-    return (_SOFTMAX_BACKWARD if _is_recorded() else _compute_softmax_backward)(grad, y, **ctx.options)
+    return (_SOFTMAX_BACKWARD if is_recorded() else _compute_softmax_backward)(grad, y, **ctx.options)
 
 
 def _compute_softmax_backward(grad: torch.Tensor, y: torch.Tensor, *, scale: float, log: bool, dtype: torch.dtype) -> Any:
@@ -441,7 +442,7 @@ def _compute_softmax_backward(grad: torch.Tensor, y: torch.Tensor, *, scale: flo
     if not y.numel():
         return out
     with torch.no_grad():
-        grad, rows = _rows(grad), _rows(y)
+        grad, rows = rows_of(grad), rows_of(y)
         if torch.float64 in (grad.dtype, y.dtype):
             return out.copy_(_first_of_softmax(grad, rows, scale=scale, log=log).view(y.shape))
         (_log_softmax_backward if log else _softmax_backward)(grad, rows, out.view(rows.shape), scale)
@@ -455,7 +456,7 @@ def _allocate_softmax_backward(grad: torch.Tensor, y: torch.Tensor, *, scale: fl
 def _first_of_softmax(grad: torch.Tensor, y: torch.Tensor, *, scale: float, log: bool, **_: object) -> torch.Tensor:
     """By PyTorch."""
     compute = torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data
-    wide = _wide(grad, y)
+    wide = wide_of(grad, y)
     return scale * compute(grad.to(wide), y.to(wide), -1, wide)
 
 
@@ -471,8 +472,8 @@ _SOFTMAX_BACKWARD = operator("softmax_backward", "(Tensor grad, Tensor y, *, flo
 def _compute_gated(gate: torch.Tensor, up: torch.Tensor, *, activation: str) -> Any:
     out = _allocate_gated(gate, up, activation=activation)
     if out.numel():
-        rows = _rows(gate)
-        _gate(rows, _rows(up), out.view(rows.shape), unit(activation).of_a_number)
+        rows = rows_of(gate)
+        _gate(rows, rows_of(up), out.view(rows.shape), unit(activation).of_a_number)
     return out
 
 
@@ -480,23 +481,17 @@ def _allocate_gated(gate: torch.Tensor, up: torch.Tensor, *, activation: str) ->
     return gate.new_empty(gate.shape)
 
 
-def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
-                 output: object) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.activation = keyword_only_inputs["activation"]
-
-
 def _backward_gated(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> Any:
-    compute = GATED_BACKWARD if _is_recorded() else _compute_gated_backward
-    return compute(grad, *ctx.saved_tensors, activation=ctx.activation)
+    compute = GATED_BACKWARD if is_recorded() else _compute_gated_backward
+    return compute(grad, *ctx.saved_tensors, **ctx.options)
 
 
 def _compute_gated_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *, activation: str) -> tuple[Any, Any]:
     out = _allocate_gated_backward(grad, gate, up, activation=activation)
     if gate.numel():
-        how, rows = unit(activation), _rows(gate)
+        how, rows = unit(activation), rows_of(gate)
         with torch.no_grad():
-            _gate_backward(_rows(grad), rows, _rows(up), *(x.view(rows.shape) for x in out), how.of_a_number, how.slope)
+            _gate_backward(rows_of(grad), rows, rows_of(up), *(x.view(rows.shape) for x in out), how.of_a_number, how.slope)
     return out
 
 
@@ -512,7 +507,7 @@ def _first_of_gated(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *,
 
 
 _GATED = operator("gated", "(Tensor gate, Tensor up, *, str activation) -> Tensor", _compute_gated, _allocate_gated,
-                  _backward_gated, _keep_inputs, of_rows=False)
+                  _backward_gated, keep, of_rows=False)
 GATED_BACKWARD = operator("gated_backward", "(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)",
                            _compute_gated_backward, _allocate_gated_backward, *derived(_first_of_gated), of_rows=False)
 
@@ -546,14 +541,14 @@ def _allocate_glu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, activati
 def _backward_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Of a call that kept no products (by ``torch.ops``, or within ``torch.func``): they are computed a second time."""
     x, w, v = ctx.saved_tensors
-    of_gate, of_up = GATED_BACKWARD(grad, matmul(x, w), matmul(x, v), activation=ctx.activation)
+    of_gate, of_up = GATED_BACKWARD(grad, matmul(x, w), matmul(x, v), **ctx.options)
     of_x, of_w, of_v = ctx.needs_input_grad[:3]
     return (matmul(of_gate, w.mT) + matmul(of_up, v.mT) if of_x else None,
             matmul(x.mT, of_gate) if of_w else None, matmul(x.mT, of_up) if of_v else None)
 
 
 _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Tensor", _compute_glu, _allocate_glu,
-                _backward_glu, _keep_inputs)
+                _backward_glu, keep)
 
 
 # -- of layers with packed weights: two matrices of words, and one launch -------------------------------------------------
@@ -561,7 +556,7 @@ _GLU = operator("glu", "(Tensor x, Tensor w, Tensor v, *, str activation) -> Ten
 def _compute_quantised_glu(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None,
                            up_words: torch.Tensor, up_scales: torch.Tensor, up_zeros: torch.Tensor | None, *, bits: int,
                            group: int, activation: str) -> Any:
-    rows = _rows(x)
+    rows = rows_of(x)
 
     def described() -> tuple[Any, Any, dict[str, Any]]:
         w = packed_weights(x, words, scales, zeros, bits, group)
@@ -580,12 +575,6 @@ def _allocate_quantised_glu(x: torch.Tensor, words: torch.Tensor, *rest: object,
     return x.new_empty((*x.shape[:-1], words.shape[1]))
 
 
-def _keep_quantised_glu(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...],
-                        keyword_only_inputs: dict[str, Any], output: object) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.options = dict(keyword_only_inputs)
-
-
 def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Of a call that kept no products: they are computed a second time. Words have no gradient."""
     x, *tensors = ctx.saved_tensors
@@ -598,4 +587,4 @@ def _backward_quantised_glu(ctx: torch.autograd.function.FunctionCtx, grad: torc
 
 _QUANTISED_GLU = operator("quantised_glu", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor up_words, "
                           "Tensor up_scales, Tensor? up_zeros, *, int bits, int group, str activation) -> Tensor",
-                          _compute_quantised_glu, _allocate_quantised_glu, _backward_quantised_glu, _keep_quantised_glu)
+                          _compute_quantised_glu, _allocate_quantised_glu, _backward_quantised_glu, keep)

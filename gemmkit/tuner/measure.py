@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -119,11 +120,13 @@ class Job:
 
 
 def memory_of(compiled: Any) -> Buffers:
-    """The buffers of a product (`gemmkit.plans.compiled.Compiled`). An array that a component writes may be read, too."""
+    """The buffers of a product (`gemmkit.plans.compiled.Compiled`) or a group (`gemmkit.functions.grouped.CompiledGroup`).
+    An array that a component writes may be read, too."""
     problem = compiled.problem
+    infos = getattr(compiled, "infos", None) or [(problem.a, problem.b, problem.c, compiled.out)]
     held = [x for _, x in held_by(problem.config)]
-    read = [info for info in (problem.a, problem.b, problem.c) if info is not None]
-    return Buffers([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), compiled.out])
+    read = [info for of in infos for info in of[:3] if info is not None]
+    return Buffers([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), *(of[3] for of in infos)])
 
 
 def job_of(compiled: Any, memory: Buffers, cubin: bytes) -> Job:
@@ -165,14 +168,6 @@ def contents_of(memory: Buffers, ordinal: int) -> list[bytes]:
                 raise RuntimeError(f"the CUDA driver answered {status.name} to a copy of the arrays")
             found.append(held.tobytes())
     return found
-
-
-def group_memory_of(group: Any) -> Buffers:
-    """The buffers of a group's arrays (`gemmkit.functions.grouped.CompiledGroup`)."""
-    held = [x for _, x in held_by(group.problem.config)]
-    read = [info for of in group.infos for info in of[:3] if info is not None]
-    return Buffers([*read, *(x.info for x in held)],
-                   [*(x.info for x in held if x.is_output), *(of[3] for of in group.infos)])
 
 
 def group_job_of(group: Any, memory: Buffers, cubin: bytes) -> Job:
@@ -320,8 +315,31 @@ class Measuring:
         self._errors.close()
 
 
+DEFAULT_S = 300.0                      # that the default may take to load and to run once
+CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
+
+
+def default_result(process: Any, number: int, what: str) -> tuple[list[bytes], float]:
+    """What the job writes that others are timed with, and the seconds that one of these may take. Raises RuntimeError, which
+    says ``what`` it is, where it does not run."""
+    try:
+        process.result(number, DEFAULT_S)                     # loads it, too
+        start = time.monotonic()
+        found = process.result(number, DEFAULT_S)
+    except Failed as error:
+        raise RuntimeError(f"{what} does not run: {error}") from None
+    return found, CANDIDATE_S + TIMES * (time.monotonic() - start)
+
+
 # --------------------------------------------------------------------------------------------------
 # Whether a candidate's result is the default mapping's, but for rounding.
+
+def written(memory: Buffers, results: Sequence[bytes], info: ArrayInfo) -> np.ndarray:
+    """An array's elements in what a job has written."""
+    buffers = [buffer for buffer in memory.buffers if buffer.is_written]
+    at = buffers.index(memory.buffers[memory.pointer(info.pointer).buffer])
+    return elements(results[at], buffers[at].start, info)
+
 
 def elements(content: bytes, start: int, info: ArrayInfo) -> np.ndarray:
     """An array's elements in the bytes of a buffer that begins at the address ``start``."""

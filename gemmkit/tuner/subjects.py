@@ -36,7 +36,7 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.tensor_maps import Encoder
-from gemmkit.tuner.measure import Buffers, Job, Pointer, group_job_of, group_memory_of, job_of, memory_of, tolerance
+from gemmkit.tuner.measure import Buffers, Job, Pointer, group_job_of, job_of, memory_of, tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 from gemmkit.tuning.operators import AccumulatorRule
@@ -195,6 +195,9 @@ class Called(Subject):
         found: Config = compiled.problem.config
         return found
 
+    def memory(self) -> Buffers:
+        return memory_of(self.default)
+
 
 class TunedProduct(Called):
     """A product of two matrices, or a stack of them."""
@@ -212,7 +215,7 @@ class TunedProduct(Called):
                              "out, or tune another product")
         if plan._compiled.problem.copies:
             names = " and ".join(sorted(plan._compiled.problem.copies))
-            raise ValueError(f"tune: the rows of {names} begin elsewhere than at multiples of 16 bytes, and the product copies "
+            raise ValueError(f"tune: rows of {names} begin elsewhere than at multiples of 16 bytes, and the product copies "
                              f"{names} first; tune it with arrays whose rows do, and this one takes the same mapping")
         self._infos, self._out = (*plan._infos[:3], None if out is None else plan._infos[3]), plan._infos[3]
         self.default, self.call = plan._compiled, plan._compiled.problem
@@ -242,9 +245,6 @@ class TunedProduct(Called):
 
     def is_known(self, tried: Any) -> bool:
         return super().is_known(tried) and not self.call.swap_ab
-
-    def memory(self) -> Buffers:
-        return memory_of(self.default)
 
     def job(self, compiled: Any, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         return job_of(compiled, memory, *cubins)
@@ -305,9 +305,6 @@ class TunedGroup(Called):
 
     def tried(self, candidate: Candidate) -> CompiledGroup:
         return CompiledGroup(resolved(self._given, None, self._keywords, candidate), [of[3] for of in self._infos])
-
-    def memory(self) -> Buffers:
-        return group_memory_of(self.default)
 
     def job(self, compiled: Any, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         return group_job_of(compiled, memory, *cubins)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.kernels.config import Keywords, names_keywords
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again
 from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.plans.launch import forget
 from gemmkit.programs.decorated import Program
-from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, difference, elements
+from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, default_result, difference, written
 from gemmkit.tuner.subjects import SUBJECTS, Programmed, Subject, Tried, Tuned, TunedProduct
 from gemmkit.tuning import store
 
@@ -120,8 +120,6 @@ class Effort:
 EFFORTS = {"quick": Effort(16, 60.0, 5, 1000.0), "full": Effort(160, 1200.0, 9, 3000.0)}
 FINALISTS, FINAL_PAIRS = 3, 15         # the fastest are timed again: the first of many is the luckiest, too
 WORTH = 1.01                           # times as fast as the default: what a mapping has to be to be kept
-DEFAULT_S = 300.0                      # that the default may take to load and to run once
-CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
 
 
 class TunedKeywords(Keywords, total=False):
@@ -244,7 +242,7 @@ class _Search:
         self._device, self._ordinal = subject.device, subject.ordinal
         self._default = _Ready(0, None, subject.default, subject.config_of(subject.default))
         self._rows: dict[int, Tried] = {}
-        self._limit = CANDIDATE_S
+        self._limit = 0.0                                      # seconds that a candidate may take, when the default has run
         self.notes: list[str] = []
 
     # -- the search
@@ -322,7 +320,7 @@ class _Search:
         with self._measuring(memory, contents, jobs[0].varied, self._ordinal) as process:
             for number, job in jobs.items():
                 process.keep(number, job)
-            expected = self._expected(process)
+            expected, self._limit = default_result(process, 0, "the default mapping")
             for one in ready[1:]:
                 if self._left() <= 0:
                     self._rows[one.number] = one.row(error="not timed within the budget")
@@ -336,16 +334,6 @@ class _Search:
                 process.keep(one.number, jobs[one.number])
                 again = self._tried(process, one, memory, expected, FINAL_PAIRS)
                 self._rows[one.number] = again
-
-    def _expected(self, process: Any) -> list[bytes]:
-        try:
-            process.result(0, DEFAULT_S)                       # loads it, too
-            start = time.monotonic()
-            found: list[bytes] = process.result(0, DEFAULT_S)
-        except Failed as error:
-            raise RuntimeError(f"the default mapping does not run: {error}") from None
-        self._limit = CANDIDATE_S + TIMES * (time.monotonic() - start)
-        return found
 
     def _tried(self, process: Any, one: _Ready, memory: Buffers, expected: list[bytes], pairs: int) -> Tried:
         """A candidate's row."""
@@ -361,11 +349,8 @@ class _Search:
         return one.row(microseconds=statistics.median(mine for _, mine in times), ratio=ratio)
 
     def _difference(self, memory: Buffers, expected: list[bytes], found: list[bytes]) -> str | None:
-        written = [buffer for buffer in memory.buffers if buffer.is_written]
         for name, info, allowed in self._subject.outputs():
-            at = written.index(memory.buffers[memory.pointer(info.pointer).buffer])
-            right, mine = (elements(held[at], written[at].start, info) for held in (expected, found))
-            text = difference(right, mine, allowed)
+            text = difference(written(memory, expected, info), written(memory, found, info), allowed)
             if text is not None:
                 return f"{name}: {text}"
         return None

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.mode import takes_small_mappings
+from gemmkit.emulator import takes_small_mappings
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, at_once
 from gemmkit.kernels.collectives.split_k import StreamK
@@ -259,9 +259,13 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
 def _suits_mma(asked: Asked, device: DeviceInfo, nanoseconds: float) -> bool:
     """Whether mma.sync multiplies float32 as tf32 in less time than Hopper's kernel takes by its model: TMA does not take
     rows that begin elsewhere than at multiples of 16 bytes, which threads copy, and small tiles share a long K."""
-    by_tma = all(isinstance(layout, Plain) and (of := asked.infos[name]) is not None and why_not(of, layout.axis) is None
-                 for name, layout in zip("ab", asked.operands))
-    return sm80.propose_tf32(asked, device, nanoseconds if by_tma else math.inf) is not None
+    return sm80.propose_tf32(asked, device, nanoseconds if _is_by_tma(asked) else math.inf) is not None
+
+
+def _is_by_tma(asked: Asked) -> bool:
+    """Whether TMA takes both operands."""
+    return all(isinstance(layout, Plain) and (of := asked.infos[name]) is not None and why_not(of, layout.axis) is None
+               for name, layout in zip("ab", asked.operands))
 
 
 # -- one order of sums for all numbers of rows ------------------------------------------------------------------------
@@ -373,40 +377,54 @@ ROWS_BEGIN = 16                        # at multiples of so many bytes for TMA; 
 COPIED, BEGUN = 2300, 4000             # bytes a copy reads and writes in a ns, and ns that it takes to begin and to end
 STORED = 2150, 1150                    # bytes of D a ns: where TMA stores its rows, and where threads do
 WORTH_COPYING, SAVED = 0.85, 5000      # of the modelled time as it is that the other way takes at most, and ns that it saves
-LARGEST = 2**31                        # bytes of a copy
+MOST_MOVED = 2**32                     # bytes that a copy reads and writes at most: its places have 31 bits
 
 
-def in_lines(asked: Asked, device: DeviceInfo) -> Infos | None:
-    """The operands, of which those that are copied first have other strides; None for a product that is computed as it
-    is: of other dtypes than 16-bit floats, with components but an epilogue, or where copies cost more than they save."""
+def in_lines(asked: ProductProblem, device: DeviceInfo, precision: object = None) -> ProductProblem | None:
+    """The product behind copies of operands, which have other strides there: of 16-bit floats, or of float32 as tf32, whose
+    operands are contiguous along K then. None for a product that is computed as it is: with components but an epilogue, or
+    where copies cost more than they save."""
     (a, b), infos, sizes, products = asked.operands, asked.infos, asked.sizes, asked.products
     of_a, of_b = infos["a"], infos["b"]
     if device.arch != (9, 0) or asked.group is not None or 0 in (*sizes, products) or not set(asked.fields) <= {"epilogue"}:
         return None
-    if not (isinstance(a, Plain) and isinstance(b, Plain) and a.is_plain and b.is_plain and a.dtype == b.dtype in SIXTEEN):
+    is_tf32 = precision == "tf32" and a.dtype == F32
+    if not (isinstance(a, Plain) and isinstance(b, Plain) and a.is_plain and b.is_plain and a.dtype == b.dtype):
         return None
-    if asked.sums.widens or of_a is None or of_b is None or of_a.dtype != a.dtype or of_b.dtype != b.dtype:
+    if not (is_tf32 or (precision is None and a.dtype in SIXTEEN)) or asked.sums.widens or of_a is None or of_b is None:
         return None
-    copied = {name: _lines(of, layout.axis) for name, of, layout in (("a", of_a, a), ("b", of_b, b))
-              if why_not(of, layout.axis) is not None}
-    if not copied or any(of is None for of in copied.values()):
+    axes = {"a": 1, "b": 0} if is_tf32 else {"a": a.axis, "b": b.axis}
+    copied = {name: _lines(of, axes[name]) for name, of, layout in (("a", of_a, a), ("b", of_b, b))
+              if layout.axis != axes[name] or why_not(of, layout.axis) is not None}
+    if not copied or any(of is None for of in copied.values()) or of_a.dtype != a.dtype or of_b.dtype != b.dtype:
         return None
     moved = [2 * math.prod(whole(of).shape) * of.dtype.itemsize for of in copied.values() if of is not None]
-    kinds = RowAlignment.of(a, b, of_a, of_b, infos["out"], sizes[1])
-    as_it_is = candidates.nanoseconds_of_hoppers(kinds, asked, device, candidates.MOST_SHARED)
-    found = sm80.fastest(sm80.copied(kinds), a, b, sizes, device, products, may_stream=True)
-    if found is not None:
-        as_it_is = min(as_it_is, found[0].launch(sizes, products, 0, device.sm_count, found[1]))
     copying = sum(nbytes / COPIED + BEGUN for nbytes in moved)
-    if copying > WORTH_COPYING * as_it_is or max(moved) >= LARGEST:
+    as_it_is = _nanoseconds(asked, device)
+    most = min(WORTH_COPYING * as_it_is, as_it_is - SAVED)
+    if copying > most or max(moved) >= MOST_MOVED:
         return None
-    changed = {**infos, **copied}
-    mapping = sm90.mapping_for(dataclasses.replace(asked, infos=changed), device)
-    if mapping is None:
-        return None
-    storing = products * sizes[0] * sizes[1] * a.dtype.itemsize / STORED[kinds.of_d != VECTORS]
-    multiplying = mapping.cycles(sizes, device, a.dtype.itemsize, None, products) / CLOCK
-    return changed if copying + max(storing, multiplying) <= min(WORTH_COPYING * as_it_is, as_it_is - SAVED) else None
+    layouts = {name: (RowMajor, ColMajor)[1 - axes[name]](a.dtype) for name in copied}
+    changed = dataclasses.replace(asked, infos={**infos, **copied}, layouts={**asked.layouts, **layouts})
+    rows_of_d = RowAlignment.of(a, b, of_a, of_b, infos["out"], sizes[1]).of_d
+    storing = products * sizes[0] * sizes[1] * a.dtype.itemsize / STORED[rows_of_d != VECTORS]
+    return changed if copying + max(storing, _nanoseconds(changed, device)) <= most else None
+
+
+def _nanoseconds(asked: ProductProblem, device: DeviceInfo) -> float:
+    """The modelled time of a product of 16-bit floats, or of float32 as tf32, by the faster of two kernels."""
+    (a, b), infos, sizes, products = asked.operands, asked.infos, asked.sizes, asked.products
+    if a.dtype == F32:
+        narrow, other = candidates.narrow(asked, device, promote=False), sm80.fastest_tf32(asked, device)
+        by_hoppers = narrow.nanoseconds if narrow is not None and _is_by_tma(asked) else math.inf
+        return by_hoppers if other is None else min(by_hoppers, other[2])
+    if _is_by_tma(asked):
+        mapping = sm90.mapping_for(asked, device)
+        return math.inf if mapping is None else mapping.cycles(sizes, device, a.dtype.itemsize, None, products) / CLOCK
+    kinds = RowAlignment.of(a, b, infos["a"], infos["b"], infos["out"], sizes[1])               # type: ignore[arg-type]
+    by_hoppers = candidates.nanoseconds_of_hoppers(kinds, asked, device, candidates.MOST_SHARED)
+    found = sm80.fastest(sm80.copied(kinds), a, b, sizes, device, products, may_stream=True)
+    return by_hoppers if found is None else min(by_hoppers, found[0].launch(sizes, products, 0, device.sm_count, found[1]))
 
 
 def _lines(info: ArrayInfo, axis: int) -> ArrayInfo | None:
@@ -435,8 +453,7 @@ def _of_group(asked: Asked, device: DeviceInfo) -> Iterator[Asked]:
     sums = AccumulatorRule.of(asked.layouts, asked.fields, max(of[0].shape[1] for of in asked.group))
     operator = asked.fields.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
     operator = operator or operator_for(a.dtype, b.dtype, asked.sizes, device, asked.products, sums)
-    if not isinstance(operator, Operator):
-        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+    check_fields({"operator": operator})
     for mapping in _tiles_of_group(operator, asked.group, device):
         yield dataclasses.replace(asked, fields={**mapping, **asked.fields, "operator": operator})
 
@@ -762,7 +779,7 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     check_stream_k(values.get("kernel", "warp_specialised" if is_wgmma else "singlestage"), values.get("splits"))
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)
-    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
+    values.setdefault("global_d_layout", (ColMajor if a_layout.vector_axis == 0 else RowMajor)(accumulator))
     values["global_d_layout"] = result_layout(values["global_b_layout"], values.get("epilogue"), values["global_d_layout"])
     values.setdefault("global_c_layout", Zero(accumulator))
     made: tuple[Config | None, int | None] = (None, None)
@@ -779,7 +796,3 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     config = config or Config(**values)
     config.check_device(device, needed)
     return config
-
-
-def _plain_like(layout: ArrayLayout, dtype: np.dtype) -> ArrayLayout:
-    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)

@@ -90,9 +90,6 @@ SHARE = 100                            # cycles: what one more share costs those
 #: Cycles that a kernel takes longer to begin and to end for each doubling of its clusters: their blocks start together and
 #: wait for each other (40 x 320 x 48 and four more on an H200: 0.15 to 0.31 us a doubling).
 CLUSTERING = 400
-#: Of a step that it takes one consumer whose other one has no tile: 64x128 by turns took 1.25 and 1.22 of the time of 128x64
-#: by both together (872 x 848 x 5920 and 4758 x 128 x 1256, f16, H200, 2026-12-01).
-ALONE = 1.25
 WARP, THREADS = 32, 128                # threads of a warp, and of a warpgroup
 MOST_SUMS = 128                        # of a thread whose rows are normalised: 28 to 68 bytes spill of 192 with a gain
 SUM = 4                                # bytes of an accumulator
@@ -209,8 +206,7 @@ class CostedTile:
                                              self.finish, side_by_side, tiles, self.schedule == "pingpong")
         else:
             waves = -(-clusters // side_by_side)
-            step = self.step * (ALONE if waves == 1 and self.schedule == "pingpong" else 1)
-            cycles = waves * (math.ceil(lines / shares) * step + self.finish) + start
+            cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
             moved = clusters * lines * LINE * (self.M + self.N)
             return cycles if shares == 1 or self.packed > 1 else max(cycles, moved / self.given)   # 8 TB/s were seen

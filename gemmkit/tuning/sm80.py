@@ -226,6 +226,15 @@ def _storing(listed: Iterable[Multistage], stored: dict[tuple[int, int, int], tu
 def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Proposal | None:
     """The operator and the mapping's fields of float32 operands as tf32, by mma.sync. None where threads do not copy them as
     they are, or where it takes longer than ``most`` ns by the model."""
+    found = fastest_tf32(asked, device)
+    if found is None or found[2] > most:
+        return None
+    one, splits, _ = found
+    return asked.fields.get("operator") or MMAOp(dtype=F32), dict(one.fields, splits=splits)
+
+
+def fastest_tf32(asked: Asked, device: DeviceInfo) -> tuple[Multistage, int | StreamK, float] | None:
+    """The mapping of float32 operands as tf32, its shares of K, and the ns of a launch by the model."""
     (a, b), sizes, products = asked.operands, asked.sizes, asked.products
     given, of_a, of_b = asked.fields.get("operator") or MMAOp(dtype=F32), asked.infos.get("a"), asked.infos.get("b")
     if not (a.dtype == b.dtype == given.dtype == F32) or not _are_copied(a, b, asked.fields):
@@ -236,11 +245,7 @@ def propose_tf32(asked: Asked, device: DeviceInfo, most: float = math.inf) -> Pr
                                   solo=round(one.solo + tables.TF32_COPIED * words)) for one, words in costs)
     found = fastest(_storing(listed, tables.TF32_STORED, asked), a, b, sizes, device, products, True,
                     asked.fields.get("splits"))
-    if found is None:
-        return None
-    one, splits = found
-    is_slow = one.launch(sizes, products, 0, device.sm_count, splits) > most
-    return None if is_slow else (given, dict(one.fields, splits=splits))
+    return found and (*found, found[0].launch(sizes, products, 0, device.sm_count, found[1]))
 
 
 def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,
@@ -375,21 +380,19 @@ def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
         values.setdefault(f"shared_{operator.combed}_layout", Boxed(order(operator.dtype), RUN))
     if not isinstance(operator, Algebra) and isinstance(operator, FPUOp):
         for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
-            if _is_mn_major(values, name, axis, fragment.dtype):
-                values.setdefault(f"shared_{name}_layout", _padded_mn_major(axis, fragment.dtype))
+            if _is_copied(values, name, fragment.dtype) and values[f"global_{name}_layout"].contiguous_axis == 1 - axis:
+                # To lie across. Lanes write 32 bytes along K by as many lines as are left of a warp's 128 (or of a
+                # half-warp's, where a lane has 16 bytes).
+                values.setdefault(f"shared_{name}_layout", Padded((ColMajor, RowMajor)[axis](fragment.dtype), 4))
     if isinstance(operator, Algebra):
         for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             layout = values[f"global_{name}_layout"]
             axis = preferred if isinstance(units(operator), FPUOp) else layout.vector_axis
-            numbers = axis is not None and _padded_numbers(axis, fragment.dtype, _along_k(name, axis))
+            numbers = axis is not None and _padded_numbers(axis, fragment.dtype, axis == (name == "a"))
             if (numbers and layout.is_separable and layout.dtype == fragment.dtype
                     and operator.refuses(name, numbers) is None and f"shared_{name}_layout" not in values):
                 values[f"shared_{name}_layout"] = numbers
     simt.fill_shared(values, operator, operator.fragment_c.dtype)
-
-
-def _along_k(name: str, axis: int) -> bool:
-    return axis == (1 if name == "a" else 0)
 
 
 def _padded_numbers(axis: int, dtype: np.dtype, along_k: bool) -> Any:
@@ -407,16 +410,6 @@ def _is_copied(values: dict[str, Any], name: str, dtype: np.dtype) -> bool:
     transform = values.get(f"transform_global_to_shared_{name}")
     return (layout.is_separable and layout.dtype == dtype and dtype.itemsize in SIZES
             and (transform is None or transform.is_identity))
-
-
-def _is_mn_major(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
-    """Whether an operand is copied element by element, to lie across."""
-    return _is_copied(values, name, dtype) and values[f"global_{name}_layout"].contiguous_axis == 1 - axis
-
-
-def _padded_mn_major(axis: int, dtype: np.dtype) -> Padded:
-    """Lanes write 32 bytes along K by as many lines as are left of a warp's (or of 16 bytes a lane, a half-warp's) 128."""
-    return Padded((ColMajor, RowMajor)[axis](dtype), 4)
 
 
 def _fill_moves(values: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
 from bench.harness import WrongResult
 from bench.supervise import Patience
-from gemmkit.emulator.mode import ExecutionTarget
+from gemmkit.emulator import ExecutionTarget
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
 from gemmkit.plans.compiled import Compiled
 from gemmkit.plans.plan import Plan

@@ -24,7 +24,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 BLOCKS = {"design/fusion.md": 2, "design/lines.md": 1, "reference/device_code.md": 1, "reference/results.md": 2, "multistage.md": 1,
           "schedulers.md": 8, "index.md": 1, "start.md": 2, "recipes.md": 11, "tutorials/layout.md": 5, "tutorials/algebra.md": 3,
           "tutorials/semiring.md": 5, "tutorials/epilogue.md": 3, "tutorials/contraction.md": 4, "tutorials/debugging.md": 3,
-          "how_to/cache.md": 1, "how_to/export.md": 1, "how_to/decoder_layer.md": 4, "how_to/distances.md": 5, "how_to/float64_by_int8.md": 1,
+          "how_to/cache.md": 1, "how_to/export.md": 1, "how_to/decoder_layer.md": 4, "how_to/distances.md": 6, "how_to/float64_by_int8.md": 1,
           "how_to/batch_invariant.md": 1, "how_to/convolution.md": 3, "how_to/float8.md": 2, "how_to/from_cublas.md": 4,
           "how_to/gpu_without_hopper.md": 1, "how_to/quantised_weights.md": 4, "how_to/troubleshooting.md": 14}
 

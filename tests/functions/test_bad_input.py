@@ -239,15 +239,18 @@ def test_a_tile_that_is_no_multiple_of_its_parts(fields: dict[str, Any], says: t
 def test_unknown_and_misplaced_keywords() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(TypeError, a, b, epilog=epilogues.Default(), says=("unknown keywords epilog", "it takes out, stream", "epilogue"))
+    refused(TypeError, a, b, bias=b[0], alpha=2.0, says=("bias (write epilogue=gemmkit.epilogues.Bias(bias))", "gemmEx(transa"))
+    refused(TypeError, a, b, dtype="f16", says=("dtype='f16'", "'f2' is float16"))
+    refused(ValueError, a, b, epilogue=epilogues.Bias(ones(1, 5)), says=("bias of Bias has shape (1, 5)", "the shape (5,)"))
     with gk.emulate(), pytest.raises(TypeError, match="stream must be a CUDA stream"):
         gk.matmul(a, b, stream="default")
     refused(TypeError, a, b, transform_regs_to_shared_d=abs,
             says=("transform_regs_to_shared_d=", "a Transform is needed", "transforms.Map"))
     refused(gk.ConfigError, a, b, epilogue=epilogues.Bias, says=("epilogue=", "an instance of Epilogue", "not the class"))
-    for word, does in {"bias": "epilogues.Bias(bias)", "alpha": "gemmkit.blas.gemmEx", "transb": "a.T"}.items():
+    for word, does in {"bias": "epilogues.Bias(bias)", "alpha": "gemmkit.blas.gemmEx", "transb": "b.T"}.items():
         refused(TypeError, a, b, says=(f"unknown keywords {word}", does), **{word: 2})
     listed = [epilogues.Bias(ones(99)), epilogues.ReLU()]
-    refused(gk.ConfigError, a, b, epilogue=listed, says=("epilogue=<list>", "compose several with |"))
+    refused(gk.ConfigError, a, b, epilogue=listed, says=("epilogue=<list>", "several with | between them"))
     refused(gk.ConfigError, a, b, operator="min_plus", says=("operator='min_plus'", "operators.MIN_PLUS"))
     refused(TypeError, a, b, dtype="bf16", says=("dtype='bf16'", "'bfloat16'"))
     refused(gk.ConfigError, a, b, operator=FPUOp, says=("operator=", "an instance of Operator", "not the class"))
@@ -275,7 +278,7 @@ def test_a_bias_of_another_length() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(ValueError, a, b, epilogue=epilogues.Bias(ones(4)), says=("bias has shape (4,)", "along='N'", "needs (5,)"))
     refused(ValueError, a, b, epilogue=epilogues.Bias(ones(5), "M"), says=("bias has shape (5,)", "needs (4,)"))
-    refused(ValueError, a, b, epilogue=epilogues.Bias(ones(1, 5)), says=("has shape (1, 5)", "needs 1 dimension: reshape it"))
+    refused(ValueError, a, b, epilogue=epilogues.Bias(ones(1, 5)), says=("has shape (1, 5)", "give it the shape (5,)"))
     refused(ValueError, a, b, epilogue=epilogues.Scale(ones(1)), says=("shape (1,)", "by.reshape(())"))
 
 
@@ -285,7 +288,7 @@ def test_an_array_is_not_written_into_an_error() -> None:
         gk.einsum(ones(4, 3), [0, 1], ones(3, 5), [1, 2])
     with pytest.raises(TypeError, match="Diagonal.dtype=<ndarray>.: the dtype of a number is needed"):
         layouts.Diagonal(ones(4))                                                   # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"an Epilogue is needed; write ReLU\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"an Epilogue is needed; make an instance of the class: ReLU\(\.\.\.\)"):
         epilogues.Bias(ones(5)) | epilogues.ReLU                                    # type: ignore[operator]
     with pytest.raises(TypeError, match=r"Tile\(64, 32\) got no dimensions by name; write for example Tile\(M=64"):
         gk.Tile(64, 32)

@@ -59,11 +59,38 @@ def test_rows_of_any_length(machine: Any, order: str, dtype: Any, rng: np.random
                 assert np.array_equal(machine.numpy(out).astype(F64), wanted)
             run = gk.plan(x, y)
             assert np.array_equal(machine.numpy(run(x, y)).astype(F64), wanted)
-            assert run._compiled.copies                                                         # type: ignore[attr-defined]
+            assert run._compiled.copies
             if not a_stack and order[0] == "n":
                 wide = machine.array(np.concatenate([a.ravel()[:1], a.ravel()]))
                 moved = wide[1:].reshape(a.shape)
                 assert np.array_equal(machine.numpy(gk.matmul(moved, y)).astype(F64), wanted)
+
+
+@on_machines
+@pytest.mark.parametrize("order", ORDERS)
+def test_float32_as_tf32(machine: Any, order: str, rng: np.random.Generator, cheap_copies: Any) -> None:
+    """Operands that lie across K are turned, whether their rows begin between multiples of 16 bytes or not."""
+    for M, N, K in ((33, 47, 65), (40, 64, 128)):
+        a, b = whole(rng, (2, M, K), F32), whole(rng, (2, K, N), F32)
+        wanted = np.matmul(a.astype(F64), b.astype(F64))
+        x, y = machine.array(in_order(a, order[0])), machine.array(in_order(b, order[1]))
+        with machine.session():
+            run = gk.plan(x, y, precision="tf32")
+            for _ in range(2):
+                assert np.array_equal(machine.numpy(run(x, y)).astype(F64), wanted)
+            assert set(run._compiled.copies) == {1 + n for n in (0, 1) if K % 4 or order[n] != "nt"[n]}
+
+
+@on_machines
+@pytest.mark.parametrize(("M", "N", "K"), [(33, 1, 65), (1, 33, 65), (33, 24, 1), (1, 1, 9)])
+def test_lines_of_one_element(machine: Any, M: int, N: int, K: int, rng: np.random.Generator, cheap_copies: Any) -> None:
+    """A copy of one column has no neighbours in memory: its rows are 16 bytes apart."""
+    a, b = whole(rng, (M, 2 * K), F16), whole(rng, (2 * K, 2 * N), F16)
+    x, y = machine.array(a)[:, ::2], machine.array(b)[::2, ::2]
+    with machine.session():
+        run = gk.plan(x, y)
+        assert run._compiled.copies
+        assert np.array_equal(machine.numpy(run(x, y)).astype(F64), a[:, ::2].astype(F64) @ b[::2, ::2].astype(F64))
 
 
 @on_machines
@@ -115,7 +142,7 @@ def test_copies_pay_where_the_product_is_long(rng: np.random.Generator) -> None:
     assert copies(*(x.astype(F32) for x in long)) == []
     assert copies(*long, mapping="batch_invariant") == []
     with assumed(A100), gk.emulate(mapping="device"):
-        assert not gk.plan(*long)._compiled.copies                                              # type: ignore[attr-defined]
+        assert not gk.plan(*long)._compiled.copies
 
 
 def test_explain_says_what_is_copied() -> None:

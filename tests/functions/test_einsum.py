@@ -241,6 +241,20 @@ def test_chains(machine: Any, spec: str, rng: np.random.Generator) -> None:
     assert np.array_equal(contract(machine, spec, *arrays, epilogue=Scale(0.5), optimize=False), reference(spec, *arrays) / 2)
 
 
+@on_machines
+@pytest.mark.parametrize("dtypes, value", [("??f", 1), ("bbf", 100), ("eef", 100), ("??b", 1)],
+                         ids=["counts", "bytes", "halves", "counts in bytes"])
+def test_an_intermediate_of_narrow_operands_holds_what_the_result_does(machine: Any, dtypes: str, value: int) -> None:
+    arrays = [np.full(shape, x, dtype) for shape, x, dtype in zip([(3, 40), (40, 3), (3, 3)], (value, value, 1), dtypes)]
+    for operator, expected in ((None, 120 * value * value), (gk.operators.MIN_PLUS, 2 * value + 1)):
+        with machine.session():
+            d = machine.numpy(gk.einsum("ij,jk,kl->il", *(machine.array(x) for x in arrays), operator=operator,
+                                        optimize=[(0, 1), (0, 1)]))
+        assert d.dtype == arrays[2].dtype and np.all(d == expected)
+        if dtypes[0] == "?":                               # a bool is no distance
+            break
+
+
 @pytest.mark.kin(4)
 @on_machines
 def test_other_sizes_compile_nothing(machine: Any, rng: np.random.Generator) -> None:

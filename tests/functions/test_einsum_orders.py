@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from bench.experiments.contractions import Contraction, tccg
 from bench.prepare import HostArrays, products, recorded
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator import current_mode
 from gemmkit.epilogues import Scale
 from gemmkit.functions import einsum
 from gemmkit.kernels.spec import FAMILIES

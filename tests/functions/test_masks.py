@@ -198,6 +198,8 @@ def call(**changed: Any) -> Callable[[], Any]:
     (call(key_lengths=7), TypeError, "key_lengths is a int; a list or an array of whole numbers"),
     (call(**dict.fromkeys("qkv", X[0]), lengths=([0, 8], [0, 8]), key_lengths=[3]), ValueError, "leave key_lengths out"),
     (call(mask=np.ones((8, 8), bool)), TypeError, "mask is a ndarray; a gemmkit.masks.Mask is needed"),
+    (call(mask=lambda m, n: n <= m), TypeError, r"mask is a function; .*a class of one with visible\(self, m, n\)"),
+    (call(mask=Documents), TypeError, "mask is the class Documents"),
     (call(mask=Wrong()), TypeError, r"Wrong.visible takes 1 arguments; visible\(self, m, n\)"),
     (call(mask=Number()), ComponentError, "True or False is needed"),
     (call(mask=Documents.of([0, 5])), ValueError, r"starts of Documents has shape \(5,\).*8 queries"),

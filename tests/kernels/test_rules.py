@@ -40,6 +40,9 @@ KEPLER = dataclasses.replace(H100, name="a K80", arch=(3, 7), shared_memory_per_
 class Largest(FPUOp):
     identity = start = float("-inf")
 
+    def multiply(self, a, b):
+        return a + b
+
     def combine(self, c, product):
         return max(c, product)
 

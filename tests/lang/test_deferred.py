@@ -219,6 +219,10 @@ def test_names_are_what_type_checkers_and_editors_read(package: str) -> None:
 @pytest.mark.parametrize("package, name, said", [
     ("gemmkit", "matmull", "module 'gemmkit' has no attribute 'matmull'; the nearest is 'matmul'"),
     ("gemmkit.layouts", "RowMayor", "module 'gemmkit.layouts' has no attribute 'RowMayor'; the nearest is 'RowMajor'"),
+    ("gemmkit", "Bias", "module 'gemmkit' has no attribute 'Bias'; gemmkit.epilogues has it"),
+    ("gemmkit", "Causal", "module 'gemmkit' has no attribute 'Causal'; gemmkit.masks has it"),
+    ("gemmkit", "quantise", "module 'gemmkit' has no attribute 'quantise'; gemmkit.layouts.quantised has it"),
+    ("gemmkit.operators", "min_plus", "module 'gemmkit.operators' has no attribute 'min_plus'; the nearest is 'MIN_PLUS'"),
     ("gemmkit", "zzzz", "module 'gemmkit' has no attribute 'zzzz'"),
     ("gemmkit", "__wrapped__", "module 'gemmkit' has no attribute '__wrapped__'")])
 def test_a_name_that_is_not_there(package: str, name: str, said: str) -> None:

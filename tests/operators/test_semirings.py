@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.layouts import RowMajor
-from gemmkit.operators import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
+from gemmkit.operators import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, FPUOp, Semiring
 from gemmkit.runtime.device import H100
 from tests.support.checks import assert_close
 from tests.support.compiling import machine_code
@@ -304,3 +305,33 @@ def test_arrays_of_registers_hold_what_numbers_one_by_one_give(dtype: str, rng: 
 def test_a_sample_is_a_tuple_of_numbers(sample: Any) -> None:
     with pytest.raises(TypeError, match=r"Semiring\(sample=.*: a tuple of numbers is needed"):
         Semiring(max, min, -math.inf, sample=sample)
+
+
+@dataclass(frozen=True)
+class ChiSquare(FPUOp):
+    """0 / 0 beyond the edge."""
+
+    def multiply(self, x: Any, y: Any) -> Any:
+        return (x - y) ** 2 / (x + y)
+
+
+@dataclass(frozen=True)
+class Shifted(FPUOp):
+    def multiply(self, x: Any, y: Any) -> Any:
+        return x * y + 1
+
+
+@dataclass(frozen=True)
+class LargestProduct(FPUOp):
+    start = -math.inf
+
+    def combine(self, c: Any, product: Any) -> Any:
+        return max(c, product)
+
+
+@pytest.mark.parametrize("kind, words", [(ChiSquare, "makes nan of two"), (Shifted, "makes 1.0 of two"),
+                                         (LargestProduct, "is 0.0 and must be start")])
+def test_an_operator_whose_edge_would_change_sums(kind: type[FPUOp], words: str) -> None:
+    """K is padded to whole tiles, so the result was wrong without a word."""
+    with pytest.raises(ValueError, match=words):
+        kind()

@@ -176,6 +176,7 @@ def test_arguments_of_another_kind(given: tuple, words: str) -> None:
 @pytest.mark.parametrize("a, d, words", [
     (np.zeros((64, 70), np.float16)[:, :64], SQUARE.copy(), r"a is an operand .*TMA cannot load it.*kernel='multistage'\) takes it"),
     (np.zeros((64, 65), np.float16)[:, :64], SQUARE.copy(), "a is an operand .*TMA cannot load it.*[^t]\n"),
+    (SQUARE.T, SQUARE.copy(), r"a is an operand .*TMA cannot load it.*; pass its transpose"),
     (SQUARE, SQUARE.astype(np.int8), "d has dtype int8"), (SQUARE, np.broadcast_to(SQUARE[:1], SQUARE.shape), "read-only"),
     (SQUARE, as_strided(SQUARE.copy(), SQUARE.shape, (2, 2)), "several of its elements share memory"),
     (SQUARE.astype(np.float32), SQUARE.copy(), "a has dtype float32")])

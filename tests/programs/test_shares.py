@@ -12,8 +12,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
+from gemmkit.emulator import current_mode
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.collectives.split_k import LAST_PARTS, in_turn
 from gemmkit.programs import calls
 from gemmkit.programs.plan import _Given

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, field_values, held_values
-from gemmkit.emulator.mode import ExecutionTarget, computed_by
+from gemmkit.emulator import ExecutionTarget, computed_by
 from gemmkit.functions.rows import RowsLaunch
 from gemmkit.kernels.spec import FAMILIES
 from gemmkit.lang.memory import ViewType

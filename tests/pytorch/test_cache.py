@@ -11,6 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
 from gemmkit.torch import KVCache, accelerate  # noqa: E402
+from gemmkit.torch import cache as CACHE  # noqa: E402
 from gemmkit.torch.attention import attention_of_transformers  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 from tests.support.machines import on_devices  # noqa: E402
@@ -332,3 +333,117 @@ def test_a_token_beyond_the_capacity_is_at_no_row() -> None:
         cache.most[:] = 0
         with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)|index"):
             cache.append(*kv())
+
+
+# -- caches of others -------------------------------------------------------------------------------------------------------
+
+@on_devices
+def test_two_writes_are_one_launch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys wait for values, and for nothing else that could see them."""
+    launched: list[Any] = []
+    monkeypatch.setattr(CACHE, "placed", lambda *args, own=CACHE.placed: (launched.append(args), own(*args)))
+    k, v = drawn(2, 3, 2 * SHARED * SIZE, device=device).unflatten(2, (2, SHARED, SIZE)).permute(2, 0, 3, 1, 4)
+    at, other = torch.tensor([4, 0, 8], device=device), torch.tensor([4, 0, 8], device=device)
+    begun = drawn(2, SHARED, 9, SIZE, device=device, seed=1)
+
+    def read(keys: Any, values: Any) -> Any:
+        return keys.index_copy_(2, at, k).sum(), values.index_copy_(2, at, v)
+
+    def written(keys: Any, values: Any) -> Any:
+        keys[:, :].index_copy_(2, at, k)
+        assert values.shape == keys.shape
+        return values[None][0].index_copy_(2, at, v)
+
+    def fails(keys: Any, values: Any) -> Any:
+        keys.index_copy_(2, at, k)
+        with pytest.raises((IndexError, RuntimeError)):
+            values.index_copy_(2, at, v[:, :, :1])
+
+    ways: list[tuple[Callable[[Any, Any], Any], int]] = [
+        (written, 1), (read, 0), (fails, 0), (lambda x, y: x.index_copy_(2, at, k), 0),
+        (lambda x, y: (x.index_copy_(2, at, k), y.index_copy_(2, other, v)), 0),
+        (lambda x, y: (x.index_copy_(2, at, k), x.index_copy_(2, at, v)), 0),
+        (lambda x, y: (x.index_copy_(2, at, k), x[:, :, at], y.index_copy_(2, at, v)), 0)]
+    with torch.no_grad():
+        for way, count in ways:
+            keys, values, *wanted = (begun.clone() for _ in range(4))
+            own = way(*wanted)
+            versions, launched[:] = (keys._version, values._version), []
+            with CACHE._Storing():
+                found = way(keys, values)
+            assert len(launched) == count and torch.equal(keys, wanted[0]) and torch.equal(values, wanted[1])
+            assert keys._version > versions[0] and (values._version > versions[1] or not count)
+            if way is read:
+                assert torch.equal(found[0], own[0])
+    if device == "cpu":                                    # on a GPU the kernel traps
+        with pytest.raises(IndexError, match="no place of an array"), torch.no_grad(), CACHE._Storing():
+            at += 1
+            for x in (begun, begun.clone()):
+                x.index_copy_(2, at, k)
+
+
+class OwnCache:
+    """A cache of a user's: it writes in place."""
+
+    def __init__(self, device: str, size: int = 8):
+        self.held = [torch.zeros(2, 2, 9, size, device=device, dtype=BF16) for _ in "kv"]
+        self.at, self.seen = torch.zeros(1, dtype=torch.int64, device=device), 0
+
+    def update(self, k: Any, v: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        for held, x in zip(self.held, (k, v)):
+            held.index_copy_(2, self.at, x)
+        self.seen += 1
+        end = int(self.at) + 1
+        return self.held[0][:, :, :end], self.held[1][:, :, :end]
+
+
+@on_devices
+def test_an_accelerated_layer_writes_a_cache(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own, which stays what it is to the layer; undone, the layer writes as before."""
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    conf = llama.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                             num_key_value_heads=2, vocab_size=40, head_dim=8)
+    torch.manual_seed(0)
+    model = llama.LlamaForCausalLM(conf).to(device, BF16).eval()
+    launched: list[Any] = []
+    monkeypatch.setattr(CACHE, "placed", lambda *args, own=CACHE.placed: (launched.append(args), own(*args)))
+
+    def run() -> Any:
+        layer, cache, x = model.model.layers[0], OwnCache(device), drawn(2, 1, 32, device=device, dtype=BF16)
+        found = []
+        for at in (0, 1):
+            cache.at.fill_(at)
+            around = model.model.rotary_emb(x, torch.tensor([[at]], device=device))
+            y = layer(x, position_embeddings=around, past_key_values=cache, attention_mask=None)
+            found.append(y[0] if isinstance(y, tuple) else y)
+        assert cache.seen == 2
+        return [*found, *cache.held]
+
+    with torch.no_grad():
+        wanted = run()
+        report = accelerate(model)
+        found = run()
+        assert len(launched) == 2
+        for one, other in zip(found, wanted):
+            near(one, other.double(), BF16)
+        report.undo()
+        assert all(map(torch.equal, run(), wanted)) and len(launched) == 2
+
+
+def test_a_stand_in_for_a_cache() -> None:
+    """It is of the cache's class, and has all that this has."""
+    class Listed(list):                                                       # type: ignore[type-arg]
+        def update(self, x: Any) -> Any:
+            return x, self
+
+    cache = Listed((1, 2))
+    made = CACHE.Written(cache)
+    made.more = 3
+    assert isinstance(made, Listed) and cache.more == made.more == 3 and [*made] == [1, 2] and made[1] == len(made) == 2
+    assert made and not CACHE.Written(Listed()) and made.update(4) == (4, cache)
+
+    def forward(module: Any, **given: Any) -> Any:
+        return module, given["past_key_values"]
+
+    assert CACHE.storing(forward, 5, (), {"past_key_values": cache})[1] is cache
+    assert CACHE.storing(lambda module: module, 5, (), {}) == 5

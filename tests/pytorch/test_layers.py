@@ -481,6 +481,6 @@ def test_the_same_models() -> None:
 
 def test_a_row(replaced: Seeded) -> None:
     times = iter([9.0, 9.0] + [2.0, 1.0] * training.TURNS)
-    replaced(turns, "elapsed", lambda call, device, count: next(times))
+    replaced(turns, "elapsed", lambda call, device, count, before=0: next(times))
     found = training.row("step", lambda: None, lambda: None, 0.0)
     assert (found["ratio"], found["ours_us"], found["peer_us"]) == (0.5, 2.0, 1.0)

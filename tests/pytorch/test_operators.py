@@ -281,6 +281,20 @@ def test_what_cannot_be_recorded(given: dict[str, Any], kind: type[Exception], w
         recorded(**call)
 
 
+@pytest.mark.parametrize("kind", ["field", "composed", "captured"])
+def test_a_captured_tensor_loses_no_gradient(kind: str, in_the_emulator: None) -> None:
+    """It is no operand: its gradient would be missing, and all else be there."""
+    a, b, bias = drawn(3, 3).requires_grad_(), drawn(3, 3), drawn(3).requires_grad_()
+    epilogue = {"field": lambda: Bias(bias), "composed": lambda: Bias(bias) | Tanh(),
+                "captured": lambda: gk.epilogues.Elementwise(lambda x, m, n: x * bias[n])}[kind]()
+    f = gk.torch.op(name=f"tests::captured_{kind}", epilogue=epilogue)
+    for call in (lambda: recorded(a, b, None, None, None, None, {"epilogue": epilogue}), lambda: f(a, b)):
+        with pytest.raises(NotImplementedError, match=r"bias.* requires a gradient, and only operands get one"):
+            call()
+    with torch.no_grad():
+        assert f(a, b).shape == (3, 3)
+
+
 def test_a_second_derivative_of_a_recorded_call(in_the_emulator: None) -> None:
     """What is kept of the product is a result of the call."""
     a, b = drawn(3, 3).requires_grad_(), drawn(3, 3)

@@ -39,6 +39,7 @@ from gemmkit.specs.schedule import (
     Thread,
     explore,
 )
+from gemmkit.tuner import measure
 from gemmkit.tuner.measure import Failed
 from tests.support.on_device import OnDevice
 from tests.support.patches import Seeded
@@ -278,7 +279,7 @@ def test_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right ones are timed; one that is wrong, one that faults and one that hangs take nothing with them."""
     import cupy
 
-    monkeypatch.setattr(trials, "VARIANT_S", 3.0)
+    monkeypatch.setattr(measure, "CANDIDATE_S", 3.0)
     a, b = (cupy.asarray(x) for x in matrices(256, 192, 64))
     ends = {"right": None, "nothing": Move.done(nothing), "beside": Move.done(beside), "forever": Move.done(forever)}
     found = explore(lambda side, end: make(side, end=ends[end]), side=[32, 24], end=ends)(a, b, budget=120)

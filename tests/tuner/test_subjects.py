@@ -21,7 +21,7 @@ from gemmkit.programs.mapping import KERNELS
 from gemmkit.runtime.arrays import describe, describe_all
 from gemmkit.tuner import TunedProgram
 from gemmkit.tuner import tuner as module
-from gemmkit.tuner.measure import Failed, group_job_of, group_memory_of
+from gemmkit.tuner.measure import Failed, group_job_of, memory_of
 from gemmkit.tuner.subjects import Programmed, listed
 from gemmkit.tuner.tuner import Effort, subject_of, tune
 from gemmkit.tuning import store
@@ -141,7 +141,7 @@ def test_a_job_of_a_group_is_its_launch(folder: Path) -> None:
     a, b, out = group()
     plan = GroupPlan(a, b, out, out, None, {})
     made = plan._compiled
-    memory = group_memory_of(made)
+    memory = memory_of(made)
     job = group_job_of(made, memory, b"cubin")
     assert (job.blocks, job.threads, job.values) == (made.blocks, made.config.threads, tuple(made.launchable.values))
     assert sorted(slot for table in job.tables for slot in table.slots) == sorted(space.slot for space in made.spaces)

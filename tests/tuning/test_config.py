@@ -145,7 +145,8 @@ BLOCK = Tile(M=64, N=64, K=32)
 WHOLE = transforms.Map(lambda x, i, j: x + i)
 RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "operator class": (dict(operator=MMAOp), ("operator=<class", "an instance of Operator", "not the class itself")),
-    "epilogue class": (dict(epilogue=epilogues.Default), ("epilogue=<class", "an instance of Epilogue")),
+    "epilogue class": (dict(epilogue=epilogues.GELU), ("epilogue=<class", "an instance of Epilogue", "GELU(...)")),
+    "epilogue list": (dict(epilogue=[epilogues.GELU()]), ("epilogue=[GELU()]", "several with | between")),
     "order": (dict(order="columns"), ("order='columns'", "an instance of Order is needed")),
     "condition": (dict(condition=max), ("condition=<built-in", "an instance of Condition is needed")),
     "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage, multistage, warp_specialised")),

@@ -293,7 +293,7 @@ def lanes_of(piece: Tile, rows: int, columns: int, along_rows: bool, columns_too
 #
 # All loads of a warp's piece go out together. Warps of one row combine its states each for itself: they are few.
 
-WARP, EXCHANGES, WARPS = 32, 5, 4      # lanes, exchanges among them, and warps of a block
+EXCHANGES, WARPS = 5, 4                # among the lanes of a warp; of a block
 PIECES = 4                             # that a lane loads at a time
 STEP = 128                             # columns of a column-major D that a warp takes
 

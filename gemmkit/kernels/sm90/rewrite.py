@@ -448,7 +448,6 @@ def send(spec: Sm90Spec, operand: Any, share: RewriteShare, tile: Coord, words: 
 # the warps take A and half B, each at their own pace; or all take B, and the consumers de-interleave A in registers
 # (`gemmkit.kernels.sm90.mainloop`). A transform is applied on the way.
 
-U32 = np.dtype(np.uint32)
 SPLITTING: Registers = {**WORKING, (1, 2): (120, 192)}
 
 
@@ -504,7 +503,7 @@ def load_line(operand: Operand, byte: int, tile: Tile) -> tuple:
     """A thread's numbers, in words, of a tile that is as it was in global memory, without gaps."""
     axis = operand.plane.axis
     words = (tile.index[1 - axis] * operand.tile.size[axis] + tile.index[axis]) * operand.words.count // tile.count
-    return load_shared(shared(U32, byte), words, 0, operand.words.count)
+    return load_shared(shared(WORDS, byte), words, 0, operand.words.count)
 
 
 def load_chunks(operand: Operand, byte: int, tile: Tile) -> tuple:
@@ -515,7 +514,8 @@ def load_chunks(operand: Operand, byte: int, tile: Tile) -> tuple:
 def load_chunk(n: int, operand: Any, byte: int, tile: Any) -> tuple:
     """Four numbers of 4 bytes."""
     chunk = tile.index[0] + 4 * n, tile.index[1]
-    return load_shared(shared(U32, byte), operand.numbers.position(chunk, operand.numbers.leading(operand.tile.size)), 0, 4)
+    leading = operand.numbers.leading(operand.tile.size)
+    return load_shared(shared(WORDS, byte), operand.numbers.position(chunk, leading), 0, 4)
 
 
 def put_clipped(operand: Any, held: Any, pointer: SharedPointer, place: TileCoord, nothing: Numeric, warp: int) -> None:

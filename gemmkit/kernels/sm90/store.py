@@ -197,13 +197,17 @@ class TmaStore(SubtileStore):
         return layout.axis + before, TensorMapSpec(info.dtype, box + (1,) * before, layout.width)
 
     def subtile(self, values: tuple, p: int, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
-        if thread_index() % 128 == 0:                  # TMA has read what was in the subtile before
-            if i + p == 0:
+        self.await_buffer(i + p, part)
+        self.send(values, p, i, spec, outputs, part)
+
+    def await_buffer(self, number: int, part: ConsumerPart) -> None:
+        """TMA has read what was in the buffer that the tile's subtile of this number is written to."""
+        if thread_index() % 128 == 0:
+            if number == 0:
                 tma_wait_read(self.pending)
             else:
                 tma_wait_read(BUFFERS - 1)
         named_barrier(self.barrier + part.group, 128)
-        self.send(values, p, i, spec, outputs, part)
 
     def send(self, values: tuple, p: int, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """Write a subtile, and have TMA store it."""
@@ -264,15 +268,6 @@ class SymmetricTmaStore(TmaStore):
             if row == column:
                 each(store_pair_of_half, split(values, 2), spec, outputs, row + own_row(), column + own_column())
             self.pass_over()
-
-    def await_buffer(self, number: int, part: ConsumerPart) -> None:
-        """TMA has read what was in the buffer that is written next."""
-        if thread_index() % 128 == 0:
-            if number == 0:
-                tma_wait_read(self.pending)
-            else:
-                tma_wait_read(BUFFERS - 1)
-        named_barrier(self.barrier + part.group, 128)
 
     def send_transposed(self, values: tuple, p: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """The subtile's columns are lines of the other half."""

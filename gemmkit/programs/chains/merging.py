@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import NUMBER, is_whole_load
+from gemmkit.programs.called import F32, NUMBER, is_whole_load
 from gemmkit.programs.chains.algebra import Trial, as_written, changed_by_nothing, ignores_hidden, in_order, same, trials_of
 from gemmkit.programs.chains.chain import (
     ADDED,
@@ -416,7 +416,6 @@ def begun(chain: Chain, signs: dict[str, float]) -> None:
 # A tile's shares are of one length, in blocks, so that the last ones may have no rounds: as behind a length they have one
 # that shows nothing.
 
-F32 = np.dtype(np.float32)
 LEAST = 4                              # rounds of a share at least, where the number is left open and they are many
 MERGED = 16                            # shares that the second kernel loads at once
 ALIGNED = 256                          # bytes

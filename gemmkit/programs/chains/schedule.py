@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.mode import takes_small_mappings
+from gemmkit.emulator import takes_small_mappings
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.store import in_lines, line_of
