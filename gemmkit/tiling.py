@@ -273,9 +273,10 @@ class Tile(Extent, Aggregate):
 
     __slots__ = ("_base", "_form", "_offset")
 
-    def __init__(self, **extents: int):
-        if not extents:
-            raise ValueError("Tile() got no dimensions; write for example Tile(M=64, N=32)")
+    def __init__(self, *unnamed: int, **extents: int):
+        if unnamed or not extents:
+            raise (TypeError if unnamed else ValueError)(f"Tile({', '.join(map(str, unnamed))}) got no dimensions by name; "
+                                                         "write for example Tile(M=64, N=32)")
         for name, extent in extents.items():
             if name in RESERVED:
                 raise ValueError(f"Tile({name}=...): {name!r} is an attribute of every tile; choose another name")

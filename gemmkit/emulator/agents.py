@@ -144,7 +144,8 @@ class Agent:
                 or not 0 <= low <= memory.size - nbytes):
             low = self._locate("write", memory, address, nbytes, alignment)
         if memory.readonly:
-            raise self._fault(errors.ReadOnlyError, "write", memory, address, nbytes, "which is read-only")
+            raise self._fault(errors.ReadOnlyError, "write", memory, address, nbytes, "which is read-only (a component "
+                              "lists an array that it writes in its class's `outputs`)")
         pages = self.pages if memory.pages is None else memory.pages
         conflict = shadow.note(pages, self, address, nbytes, True)
         if conflict is not None:

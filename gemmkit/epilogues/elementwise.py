@@ -264,7 +264,8 @@ class Scale(Epilogue):
         if not self.is_number and not self.is_in_memory:
             shape, wanted = describe(self.by, "by").shape, (M if self.is_along_m else N,)
             if shape[-1:] != wanted:
-                raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
+                raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}"
+                                 + "; one number for all is a 0-d array: by.reshape(())" * (shape == (1,)))
 
 
 def describe_vector(x: Numeric, name: str) -> None:

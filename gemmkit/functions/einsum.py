@@ -343,7 +343,7 @@ def _checked(spec: str, operands: tuple[Any, ...],
              out: Any) -> tuple[tuple[str, ...], str, tuple[ArrayInfo, ...], ArrayInfo | None, tuple[Any, ...]]:
     """The operands' indices, the result's, and the operands as views with each index once."""
     if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: a string such as 'ij,jk->ik' is needed")
+        raise TypeError(f"spec is a {type(spec).__name__}; a string such as 'ij,jk->ik' is needed, in front of the operands")
     if not operands:
         raise ValueError(f"einsum({spec!r}) got no operands; one or more are needed")
     arrays = {n: describe(_array_of(x, operands, spec), f"operand {n}") for n, x in enumerate(operands)}

@@ -67,8 +67,9 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, out: Any = None, conf
     ...     gk.glu(x, w, v, lambda gate: max(gate, 0)).tolist()
     [[15.0]]
     """
-    given = function_given(activation, "glu", "activation", (1,), "f(x), a function of one number,")
-    rest = checked_keywords(keywords, "glu") if keywords else {}
+    given = function_given(activation, "glu", "activation", (1,), "f(x), a function of one number, such "
+                           "as gemmkit.epilogues.activations.gelu,")
+    rest = checked_keywords(keywords, "glu", "activation, conf, out, stream") if keywords else {}
     epilogue = rest.pop("epilogue", None)
     is_kept = getattr(given, "__closure__", ()) is None
     fold = gating(given) if is_kept else _fold(given)

@@ -443,7 +443,8 @@ def _checked(a_list: Arrays, b_list: Arrays, c_list: Arrays | None, out: Arrays 
             lists.append([None] * len(lists[0]))
             continue
         if not isinstance(given, (list, tuple)):
-            raise TypeError(f"{name} is a {type(given).__name__}; a list of matrices is needed")
+            raise TypeError(f"{name} is a {type(given).__name__}; a list of matrices is needed; list(x) "
+                            "makes one of a stack, and matmul takes stacks of one size")
         lists.append(list(given))
         if len(given) != len(lists[0]):
             raise ValueError(f"{name} has {len(given)} arrays and a_list has {len(lists[0])}; each product needs one")

@@ -324,7 +324,8 @@ def check_fields(fields: dict[str, Any]) -> None:
         if isinstance(value, Component):
             check_methods(value, name)
         if name in TILES:
-            rule(isinstance(value, Tile), name, value, "a Tile is needed")
+            rule(isinstance(value, Tile), name, value, "a Tile is needed: Tile(" + ", ".join(
+                f"{dimension}=..." for dimension in TILES[name]) + ")")
             rule(value.names == TILES[name], name, value, f"its dimensions must be {', '.join(TILES[name])}")
         elif name in TRANSFORMS:
             rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
@@ -335,7 +336,8 @@ def check_fields(fields: dict[str, Any]) -> None:
                  "gemmkit.epilogues.observers.OperandRowSum(sums)")
         elif name in KINDS:
             rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed" + (
-                f" (not the class itself): {value.__name__}(...)" if isinstance(value, type) else "" if name != "epilogue"
+                f" (not the class itself): {value.__name__}(...)" if isinstance(value, type) else
+                 ", such as gemmkit.operators.MIN_PLUS" if name == "operator" else "" if name != "epilogue"
                 else "; wrap a function of the result's elements: epilogues.Elementwise(f)" if callable(value) else
                 ", or several with | between them: Bias(x) | GELU()"))
         elif name.startswith("global_"):

@@ -15,6 +15,7 @@ from gemmkit.kernels.collectives.batched import Batched
 from gemmkit.kernels.collectives.lanes import BESIDE, Lanes, OperandReduction, lanes_of, operand_reduction_of
 from gemmkit.kernels.collectives.operand import Operand, OperandArrays
 from gemmkit.kernels.collectives.scheduler import Cluster, HalfOfTiles, Order, Reduction, TileScheduler
+from gemmkit.lang.checks import shown
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
@@ -195,7 +196,7 @@ def rule(condition: bool, field: str, value: object, said: str | Callable[[], st
     ``said`` is what would do, or makes that: to write components takes longer than to check them.
     """
     if not condition:
-        raise ConfigError(f"{field}={value!r}: {said if isinstance(said, str) else said()}")
+        raise ConfigError(f"{field}={shown(value, 300)}: {said if isinstance(said, str) else said()}")
 
 
 def divides(small: Tile, large: Tile, field: str, said: str, value: object = None) -> None:

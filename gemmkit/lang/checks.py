@@ -180,14 +180,14 @@ def _takes(function: FunctionType, count: int) -> str | None:
 def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     """The dtype that an argument names. Raises TypeError for what is none, or none that device code has."""
     def said() -> str:                             # (NumPy writes a dtype in as long as all the rest takes)
-        return f"{what}({field}={dtype!r})"
+        return f"{what}({field}={shown(dtype)})"
 
     if dtype is None or isinstance(dtype, (np.ndarray, np.generic)) or (isinstance(dtype, (dict, list)) and not dtype):
         raise TypeError(f"{said()}: the dtype of a number is needed, for example 'float16'")
     try:
         found = np.dtype(dtype)
     except Exception as error:                     # NumPy raises what it likes
-        raise TypeError(f"{said()}: no dtype of this name ({error}); for example 'float16'") from None
+        raise TypeError(f"{said()}: no dtype of this name ({error}); for example 'float16' or 'bfloat16'") from None
     if found.subdtype is not None or not found.isnative:
         raise TypeError(f"{said()}: the dtype of a number, of this machine's byte order, is needed")
     try:
@@ -222,9 +222,9 @@ def check_fields(component: Any, *_: Any) -> None:
             continue
         if not check(value):
             if isinstance(value, str) and wanted.startswith('"'):                      # a word, and none of a ``Literal``'s
-                raise ValueError(f"{type(component).__qualname__}({name}={_short(value)}): {wanted} is needed")
-            given = f"{_short(value)} ({type(value).__qualname__}) is not" if wanted == _NUMBER else (
-                f"got {type(value).__qualname__};" if wanted == _ARRAY else f"{_short(value)};")
+                raise ValueError(f"{type(component).__qualname__}({name}={shown(value)}): {wanted} is needed")
+            given = f"{shown(value)} ({type(value).__qualname__}) is not" if wanted == _NUMBER else (
+                f"got {type(value).__qualname__};" if wanted == _ARRAY else f"{shown(value)};")
             raise TypeError(f"{type(component).__qualname__}.{name}: {given} {wanted}" + " is needed" * (wanted != _NUMBER))
         if wanted == "a whole number" and type(value) is not int:
             object.__setattr__(component, name, int(value))
@@ -233,12 +233,15 @@ def check_fields(component: Any, *_: Any) -> None:
 check_fields.checks_fields_alone = True                   # type: ignore[attr-defined]  # (for a class's `__init__`)
 
 
-def _short(value: Any) -> str:
+def shown(value: Any, most: int = 80) -> str:
+    """A value in an error: its repr, or its class where that is long (an array's; a device array's waits for the GPU)."""
+    if hasattr(value, "__array_interface__") or hasattr(value, "__cuda_array_interface__"):
+        return f"<{type(value).__qualname__}>"
     try:
         text = repr(value)
     except Exception:                              # a repr that fails is not what is asked about
         return f"<{type(value).__qualname__}>"
-    return text if len(text) < 80 else f"<{type(value).__qualname__}>"
+    return text if len(text) < most else f"<{type(value).__qualname__}>"
 
 
 @lru_cache(maxsize=4096)                           # a class's annotations may change, which its version counts

@@ -36,6 +36,8 @@ _SAYINGS = (
            "{0} of {1}, of which one is no tuple of one type; convert its values to one, or write the body once for each"),
     Saying(r"found for signature: >>> (.*?\)) (?:No match|Rejected).* specific error: (?:\w+Error: )?(\S.*)$",
            "{0} has no device code: {1}"),
+    Saying(r"found for signature: >>> ((?!\w*(?:getitem|setitem))\w+\(.*?View\(.*?\)) (?:No match|Rejected|Operator|Type)",
+           "{0} has no device code; take an element of the array: x[n], or x[()] of one without dimensions"),
     Saying(r"found for signature: >>> (.*?\)) (?:No match|Rejected|Operator|Type)", "{0} has no device code"),
     Saying(rf"Cannot unify ({_TUPLE}) and ({_TUPLE}) for '",
            "it is {0} on one way and {1} on another; give it as many values, of the same types, on every way"),

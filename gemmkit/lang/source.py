@@ -542,7 +542,8 @@ def _value_fault(name: Name, value: Any, compiled: bool) -> str | None:
     """Why device code cannot have this value; None for what it can have, and for what Numba has to judge."""
     if is_numpy(value):
         called = getattr(value, "__name__", name.root)
-        better = _NUMPY.get(called, f"math.{called}" if hasattr(math, called) and called not in _NO_MATH else "math")
+        better = _NUMPY.get(called, f"math.{called}" if hasattr(math, called) and called not in _NO_MATH else "it "
+                            "with functions of math")
         return f"NumPy's function {called} has no device code (np.float32(x) and its like have); write {better}"
     if isinstance(value, (list, dict, set, bytearray)) and name.kind != "local":      # fields: where they are read
         return changeable(str(name), type(value).__name__)

@@ -555,7 +555,7 @@ def _checked(array: Array, index: Array, name: str, check: Any) -> tuple[Any, An
     if len(of_array.shape) != 2:
         raise ValueError(f"array has shape {of_array.shape}; a matrix of 2 dimensions is needed, and no stack")
     if info.dtype != np.int32:
-        raise ValueError(f"index has dtype {info.dtype}; int32 is needed")
+        raise ValueError(f"index has dtype {info.dtype}; int32 is needed: convert it once, as index.astype('int32') does")
     if len(info.shape) != 1:
         raise ValueError(f"index has shape {info.shape}; a vector is needed, of a row's number for each row")
     check_flag(check, name, "check")

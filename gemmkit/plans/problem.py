@@ -421,12 +421,12 @@ _INSTEAD = {**dict.fromkeys(("alpha", "beta"), "gemmkit.blas.gemmEx(transa, tran
             "activation": "epilogue=gemmkit.epilogues.GELU()", "bias": "epilogue=gemmkit.epilogues.Bias(bias)"}
 
 
-def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul") -> dict[str, Any]:
-    """Those that are given, each of its kind; ``what`` is the function that got them."""
+def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul", own: str = "out, stream") -> dict[str, Any]:
+    """Those that are given, each of its kind; ``what`` is the function that got them, ``own`` what it takes beside them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
         said = ", ".join(f"{name} (write {_INSTEAD[name]})" if name in _INSTEAD else name for name in sorted(unknown))
-        raise TypeError(f"{what}() got unknown keywords {said}; it takes out, stream, " + ", ".join(KEYWORDS))
+        raise TypeError(f"{what}() got unknown keywords {said}; it takes {own}, " + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):
         if not isinstance(keywords[name], Transform):

@@ -607,7 +607,7 @@ def _tile(load: Value, line: str, places: Places, rounds: Rounds, tiles: dict, t
     """The block that a load reads, in the stages of the loop's ring."""
     if load.op != "load":
         raise refused(ValueError, f"an operand of a product is {load.op}; here a kernel multiplies blocks of arrays "
-                                  "without computing on them", line)
+                                  "without computing on them; put a factor of k into one of the arrays first", line)
     parameter, key = load.data
     if np.dtype(parameter.dtype) not in TAKEN:
         raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16, "

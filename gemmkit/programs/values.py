@@ -512,8 +512,8 @@ class Term(Arithmetic):
         return f"{self!r}{getattr(self.value, 'array', '')}"
 
     def __getitem__(self, key: Any) -> NoReturn:
-        raise refused(TypeError, f"{self!r} cannot be indexed: a value is used "
-                                 "as a whole; only array arguments take indices")
+        raise refused(TypeError, f"{self!r} cannot be indexed: a value is used as a whole, "
+                                 "and axes meet by name (x - s, not x - s[:, None]); only array arguments take indices")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise refused(TypeError, f"{self!r} cannot be assigned to: store results in array arguments, d[m, n] = ..., and "

@@ -247,16 +247,51 @@ def test_unknown_and_misplaced_keywords() -> None:
     refused(TypeError, a, b, transform_regs_to_shared_d=abs,
             says=("transform_regs_to_shared_d=", "a Transform is needed", "transforms.Map"))
     refused(gk.ConfigError, a, b, epilogue=epilogues.Bias, says=("epilogue=", "an instance of Epilogue", "not the class"))
+    for word, does in {"bias": "epilogues.Bias(bias)", "alpha": "gemmkit.blas.gemmEx", "transb": "b.T"}.items():
+        refused(TypeError, a, b, says=(f"unknown keywords {word}", does), **{word: 2})
+    listed = [epilogues.Bias(ones(99)), epilogues.ReLU()]
+    refused(gk.ConfigError, a, b, epilogue=listed, says=("epilogue=<list>", "several with | between them"))
+    refused(gk.ConfigError, a, b, operator="min_plus", says=("operator='min_plus'", "operators.MIN_PLUS"))
+    refused(TypeError, a, b, dtype="bf16", says=("dtype='bf16'", "'bfloat16'"))
     refused(gk.ConfigError, a, b, operator=FPUOp, says=("operator=", "an instance of Operator", "not the class"))
     refused(gk.ConfigError, a, b, global_a_layout=layouts.RowMajor, says=("global_a_layout=", "a Layout is needed"))
     refused(TypeError, a, b, None, dict(block_shape=64), says=("conf={'block_shape': 64}", "gemmkit.get_config"))
     refused(gk.ConfigError, a, b, None, configuration(), operator=FPUOp(), says=("operator", "with conf", "get_config"))
 
 
+def test_an_array_where_its_element_is_meant() -> None:
+    a, captured = ones(4, 4), ones(4)
+    for f in (lambda x: x + captured, lambda x: max(x, captured)):
+        with gk.emulate(), pytest.raises(gk.ComponentError, match=r"has no device code; take an element of the array: x\[n\]"):
+            gk.matmul(a, a, epilogue=epilogues.Elementwise(f))
+
+
+def test_a_gated_unit_names_its_own_keywords() -> None:
+    x, w = ones(4, 8), ones(8, 8)
+    with gk.emulate(), pytest.raises(TypeError, match="unknown keywords act; it takes activation, conf, out, stream"):
+        gk.glu(x, w, w, act=abs)
+    with gk.emulate(), pytest.raises(TypeError, match=r"activation='gelu'.*such as gemmkit.epilogues.activations.gelu"):
+        gk.glu(x, w, w, "gelu")
+
+
 def test_a_bias_of_another_length() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(ValueError, a, b, epilogue=epilogues.Bias(ones(4)), says=("bias has shape (4,)", "along='N'", "needs (5,)"))
     refused(ValueError, a, b, epilogue=epilogues.Bias(ones(5), "M"), says=("bias has shape (5,)", "needs (4,)"))
+    refused(ValueError, a, b, epilogue=epilogues.Bias(ones(1, 5)), says=("has shape (1, 5)", "give it the shape (5,)"))
+    refused(ValueError, a, b, epilogue=epilogues.Scale(ones(1)), says=("shape (1,)", "by.reshape(())"))
+
+
+def test_an_array_is_not_written_into_an_error() -> None:
+    """It may be long, and on a GPU its text waits for the GPU."""
+    with pytest.raises(TypeError, match="spec is a ndarray; a string such as 'ij,jk->ik' is needed"):
+        gk.einsum(ones(4, 3), [0, 1], ones(3, 5), [1, 2])
+    with pytest.raises(TypeError, match="Diagonal.dtype=<ndarray>.: the dtype of a number is needed"):
+        layouts.Diagonal(ones(4))                                                   # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"an Epilogue is needed; make an instance of the class: ReLU\(\.\.\.\)"):
+        epilogues.Bias(ones(5)) | epilogues.ReLU                                    # type: ignore[operator]
+    with pytest.raises(TypeError, match=r"Tile\(64, 32\) got no dimensions by name; write for example Tile\(M=64"):
+        gk.Tile(64, 32)
 
 
 def test_registers_of_unknown_places() -> None:

@@ -145,7 +145,7 @@ def test_numpy_integers_are_extents() -> None:
 
 
 def test_a_tile_needs_dimensions() -> None:
-    with pytest.raises(ValueError, match=r"got no dimensions; write for example Tile\("):
+    with pytest.raises(ValueError, match=r"got no dimensions by name; write for example Tile\("):
         Tile()
 
 
