@@ -102,9 +102,11 @@ def plain_head(x: Any, weight: Any, labels: Any) -> Any:
     return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight), labels)
 
 
-def taken_by(call: Callable[[], Any]) -> float:
-    """MiB."""
+def taken_by(call: Callable[[], Any], *leaves: Any) -> float:
+    """MiB, gradients of the leaves among them."""
     call()
+    for leaf in leaves:
+        leaf.grad = None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -126,7 +128,7 @@ def heads(sizes: tuple[int, int, int] = HEAD) -> Iterator[dict[str, Any]]:
         for name, call in calls.items():
             found[name] = [call().detach(), *((x.grad, weight.grad) if backward else ())]
         error = max(error_of(f"{work} of a head", mine, their, 0.02) for mine, their in zip(*found.values()))
-        memory = {name: taken_by(call) for name, call in calls.items()}
+        memory = {name: taken_by(call, x, weight) for name, call in calls.items()}
         taken = times_of_events(calls, "cuda", HEAD_CALLS, TURNS, 1)
         flops = (3 if backward else 1) * 2.0 * M * V * H
         yield from (dict(made, dtype="bfloat16", mebibytes={name: round(of) for name, of in memory.items()})

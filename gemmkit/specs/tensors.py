@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -416,12 +416,6 @@ class Tensor(Split):
 
     def __repr__(self) -> str:
         return f"Tensor({self.form}, at {self.at})"
-
-    def __mul__(self, other: object) -> NoReturn:
-        raise TypeError(f"{self!r} is a place, not a number: write specs.MatMul(threads, a, b, c), or "
-                        "specs.BinaryPointwise('*', threads, x, y, z), whose results go into registers (specs.Allocate)")
-
-    __add__ = __sub__ = __truediv__ = __rmul__ = __radd__ = __rsub__ = __rtruediv__ = __mul__
 
     @property
     def extents(self) -> tuple:

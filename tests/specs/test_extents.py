@@ -274,13 +274,3 @@ def test_tiles_that_are_not_the_grids(where: str) -> None:
 def test_names_are_of_global_memory() -> None:
     with pytest.raises(TensorError, match="tensors in SH need numbers"):
         T["M", 4].fp32.SH                                     # noqa: B018
-
-
-def test_a_tensor_is_no_number() -> None:
-    @specs.kernel(grid=(1,), block=(4,))
-    def square(blocks: Any, threads: Any, A: T[4].fp32.GL, B: T[4].fp32.GL) -> None:
-        t, = threads.indices()
-        B.tile(1)[t] * A.tile(1)[t]
-
-    with gk.emulate(), pytest.raises(TypeError, match="is a place, not a number: write specs.MatMul"):
-        square(np.ones(4, np.float32), np.ones(4, np.float32))
