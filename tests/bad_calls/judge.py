@@ -118,7 +118,7 @@ def good_call() -> str | None:
     a, b = np.arange(6, dtype="f4").reshape(2, 3), np.ones((3, 2), "f4")
     with gk.emulate():
         found = gk.matmul(a, b, conf=SMALL)
-    return None if gk.emulator.mode.current_mode() is None and np.array_equal(found, a @ b) else f"an ordinary call gives {found}"
+    return None if gk.emulator.current_mode() is None and np.array_equal(found, a @ b) else f"an ordinary call gives {found}"
 
 
 def _emulated(seed: Any) -> Any:

@@ -93,7 +93,7 @@ def test_components_with_fields() -> None:
 
 def test_layouts() -> None:
     lines = refused(global_a_layout=Viewed("float32"))
-    assert "# AN ATTRIBUTE" in lines[2] and "Unknown attribute 'astype'" in lines[-1]
+    assert "# AN ATTRIBUTE" in lines[2] and "has no astype; write np.float16(x)" in lines[-1]
 
 
 def test_what_the_emulator_alone_has_is_not_compiled(capsys: pytest.CaptureFixture, replaced: Seeded) -> None:
