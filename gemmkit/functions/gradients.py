@@ -144,7 +144,7 @@ class NormGradients:
             Launch(self.adding, puts(self.adding, {"sums": 1, "of_gamma": 2, "of_beta": 3})),)
         return Launch(self.launchable, first, behind=behind)
 
-    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) ----------------------------------------------------------------------------
 
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [array for name, array in arrays.items() if name not in READ]

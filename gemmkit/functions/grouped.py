@@ -173,7 +173,7 @@ class CompiledGroup:
         starts, _ = self.tables.starts
         return Launch(self.launchable, [Put(space.slot, 0, starts[space.role]) for space in self.spaces])
 
-    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) ----------------------------------------------------------------------------
 
     def filled(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray]) -> list[Any]:
         return [out for *_, out in arrays[0]]

@@ -345,7 +345,7 @@ class RowsLaunch:
                                      x.device, team.shared_bytes, team.blocks, max(1, RESIDENT // team.block),
                                      self.spec.starts_early)
 
-    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) ----------------------------------------------------------------------------
 
     def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
         return [arrays[1]]

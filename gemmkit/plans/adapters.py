@@ -545,7 +545,7 @@ class TensorCopy:
         assert places[1] is not None and places[2] is not None
         return Launch(self.launchable, [Put(places[2], which[0]), Put(places[1], which[1])])
 
-    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) ----------------------------------------------------------------------------
 
     def on_host(self, array: Any, mode: Any) -> np.ndarray:
         """The copy of x, which is this array."""

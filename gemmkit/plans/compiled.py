@@ -401,7 +401,7 @@ class Compiled:
         """Another epilogue or observer of the planned kind, with workspaces for its reductions."""
         return reserve(name, component, self.config, self.spec, self._of_d(), self.computed.products)
 
-    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) ----------------------------------------------------------------------------
 
     def filled(self, arrays: tuple[Any, ...]) -> list[Any]:
         return [arrays[3]]

@@ -505,7 +505,7 @@ class OzakiProduct(Compiled):
         first.spaces, first.behind = spaces, behind
         return first
 
-    # -- without a GPU (`gemmkit.emulator`) -----------------------------------------------------------------------
+    # -- without a GPU (`gemmkit.emulator`) ----------------------------------------------------------------------------
 
     def emulated(self, arrays: tuple[Any, Any, Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = self.views(arrays, arena)

@@ -226,7 +226,7 @@ def mbarrier_arrive(barriers: Any, n: int) -> None:
 
 # Not mbarrier.arrive.release.cluster: its release costs a MEMBAR of the whole GPU each time, a third of a kernel's speed.
 @atom(of_barrier("{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, "
-                   "[there]; }", 1))
+                 "[there]; }", 1))
 def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
     """Arrive at the barrier at the same place in the shared memory of block ``rank`` of the cluster."""
     thread = current()
@@ -235,7 +235,7 @@ def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
 
 # The braces make the labels local, so that the text may stand in a function many times.
 @atom(of_barrier("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @done bra over; "
-                   "bra again; over: }", 1))
+                 "bra again; over: }", 1))
 def mbarrier_wait(barriers: Any, n: int, parity: int) -> None:
     """Wait until the last phase of this parity (0 or 1) is complete."""
     thread = current()

@@ -77,16 +77,23 @@ def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, labels: torch.Te
     return _ENTROPY_SUM(rows, weight, places, bias, mean=reduction == "mean", wanted=wanted, **options)[0]
 
 
+def _put_loss(m: object, x: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, columns: int, ignored: int,
+              smoothing: float, z: float) -> Any:
+    """The part that both programs have: a row's loss is stored. The logarithm of the sum of exponentials is returned."""
+    top = x[m].max(axis=1)
+    whole = top + gp.log(gp.exp(x[m] - top).sum(axis=1))
+    own = gp.where(lambda i, j: labels[i] == j, x[m], 0.0).sum(axis=1)
+    loss = whole - (1.0 - smoothing) * own - smoothing / columns * x[m].sum(axis=1) + z * whole * whole
+    there = gp.where(labels[m] < columns, gp.where(labels[m] < 0, math.nan, loss), math.nan)
+    losses[m] = gp.where(labels[m] == ignored, 0.0, there)
+    return whole
+
+
 @program
 def _row_losses(x: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, columns: int, ignored: int, smoothing: float,
                 z: float) -> None:
     for m in gp.parallel(x.rows):
-        top = x[m].max(axis=1)
-        whole = top + gp.log(gp.exp(x[m] - top).sum(axis=1))
-        own = gp.where(lambda i, j: labels[i] == j, x[m], 0.0).sum(axis=1)
-        loss = whole - (1.0 - smoothing) * own - smoothing / columns * x[m].sum(axis=1) + z * whole * whole
-        there = gp.where(labels[m] < columns, gp.where(labels[m] < 0, math.nan, loss), math.nan)
-        losses[m] = gp.where(labels[m] == ignored, 0.0, there)
+        _put_loss(m, x, labels, losses, columns, ignored, smoothing, z)
 
 
 @program
@@ -94,12 +101,7 @@ def _row_losses_and_slopes(x: torch.Tensor, labels: torch.Tensor, weights: torch
                            ignored: int, smoothing: float, z: float, bend: float) -> None:
     """Logits give way to the slopes of weights x losses. ``bend`` is 1 / cap^2 of logits that are capped, or 0."""
     for m in gp.parallel(x.rows):
-        top = x[m].max(axis=1)
-        whole = top + gp.log(gp.exp(x[m] - top).sum(axis=1))
-        own = gp.where(lambda i, j: labels[i] == j, x[m], 0.0).sum(axis=1)
-        loss = whole - (1.0 - smoothing) * own - smoothing / columns * x[m].sum(axis=1) + z * whole * whole
-        there = gp.where(labels[m] < columns, gp.where(labels[m] < 0, math.nan, loss), math.nan)
-        losses[m] = gp.where(labels[m] == ignored, 0.0, there)
+        whole = _put_loss(m, x, labels, losses, columns, ignored, smoothing, z)
         share = (1.0 + 2.0 * z * whole) * gp.exp(x[m] - whole) - smoothing / columns
         slope = gp.where(lambda i, j: labels[i] == j, share - (1.0 - smoothing), share)
         x[m] = gp.where(labels[m] == ignored, 0.0, weights[m] * slope * (1.0 - bend * x[m] * x[m]))
@@ -186,21 +188,19 @@ def _slopes_by_pytorch(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
     return *found, *([x.new_empty(0)] if bias is None else [])
 
 
-def _of_mean(labels: torch.Tensor, mean: bool, ignored: int, dtype: torch.dtype) -> Any:
-    """What each row's loss is multiplied by, one number: 1, or one over the number of rows that count."""
-    one = torch.ones((), dtype=dtype, device=labels.device)
-    return one / (labels != ignored).sum() if mean else one
+def _counted(labels: torch.Tensor, mean: bool, ignored: int, dtype: torch.dtype) -> Any:
+    """What the sum of losses is divided by: the number of rows that count, or 1."""
+    return (labels != ignored).sum().to(dtype) if mean else torch.ones((), dtype=dtype, device=labels.device)
 
 
 def _compute_entropy_sum(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None, *,
                          mean: bool, wanted: Sequence[bool], ignored: int, **options: float) -> tuple[Any, ...]:
     """The last results are gradients, but of float16 `HALF` x those of the sum: what multiplies them comes later, and may
     be what keeps them from vanishing."""
-    factor, is_half = _of_mean(labels, mean, ignored, wide_of(x)), x.dtype == torch.float16
-    factors = torch.full_like(factor, HALF) if is_half else factor
-    losses, *slopes = _entropy(x, weight, labels, bias, factors.repeat(x.shape[0]), wanted, ignored=ignored, **options)
-    total = losses.sum() / (labels != ignored).sum() if mean else losses.sum()
-    return total, *(y if is_half else y.to(x.dtype) for y in slopes)
+    counted, is_half = _counted(labels, mean, ignored, wide_of(x)), x.dtype == torch.float16
+    factor = torch.full_like(counted, HALF) if is_half else 1 / counted
+    losses, *slopes = _entropy(x, weight, labels, bias, factor.repeat(x.shape[0]), wanted, ignored=ignored, **options)
+    return losses.sum() / counted, *(y if is_half else y.to(x.dtype) for y in slopes)
 
 
 def _allocate_entropy_sum(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None, *,
@@ -225,12 +225,15 @@ def _backward_entropy_sum(ctx: torch.autograd.function.FunctionCtx, grad: torch.
     x, weight, labels, bias, *slopes = ctx.saved_tensors
     options = {name: value for name, value in ctx.options.items() if name not in ("mean", "wanted")}
     needed = [ctx.needs_input_grad[n] for n in (0, 1, 3)]
-    factor = grad.to(wide_of(x)) * _of_mean(labels, ctx.options["mean"], options["ignored"], wide_of(x))
-    if is_recorded() or any(of and not had for of, had in zip(needed, ctx.options["wanted"])):
-        slopes = _ENTROPY_BACKWARD(factor.expand(x.shape[0]), x, weight, labels, bias, wanted=needed, **options)
+    is_again, is_half = is_recorded() or any(
+        of and not had for of, had in zip(needed, ctx.options["wanted"])), x.dtype == torch.float16
+    if is_again or is_half:                            # else the slopes have this factor
+        grad = grad.to(wide_of(x)) * (1 / _counted(labels, ctx.options["mean"], options["ignored"], wide_of(x)))
+    if is_again:
+        slopes = _ENTROPY_BACKWARD(grad.expand(x.shape[0]), x, weight, labels, bias, wanted=needed, **options)
     else:
-        factor = factor / HALF if x.dtype == torch.float16 else grad
-        slopes = [torch.mul(y, factor.reshape(1), out=torch.empty_like(y, dtype=x.dtype)) if of else None
+        factor = (grad / HALF if is_half else grad).reshape(1)
+        slopes = [torch.mul(y, factor, out=torch.empty_like(y, dtype=x.dtype)) if of else None
                   for of, y in zip(needed, slopes)]
     of_x, of_weight, of_bias = (y if of else None for of, y in zip(needed, slopes))
     return of_x, of_weight, None, of_bias

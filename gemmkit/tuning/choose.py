@@ -370,8 +370,8 @@ def _by_shares(asked: Asked, precision: str | None, device: DeviceInfo) -> Itera
 # -- operands that are copied first ------------------------------------------------------------------------------------
 #
 # TMA takes rows that begin at multiples of 16 bytes. Others are copied by threads, element by element or a word at a time,
-# which takes them longer than the tensor cores, and each tile copies them again. Where a product is long beside an operand,
-# the operand is first copied into a workspace, whose rows begin at such multiples, and TMA brings it from there.
+# which takes them longer than the tensor cores, and each tile copies them again. A product that is long beside an operand
+# first copies it into a workspace, whose rows begin at such multiples, and TMA brings it from there.
 
 ROWS_BEGIN = 16                        # at multiples of so many bytes for TMA; of `LINE` where that adds an eighth at most
 COPIED, BEGUN = 2300, 4000             # bytes a copy reads and writes in a ns, and ns that it takes to begin and to end
